@@ -14,7 +14,6 @@ import ast
 import math
 import platform
 import random
-import re
 import sys
 import sysconfig
 import time
@@ -43,17 +42,12 @@ LOSS_TOLERANCE = 1e-5
 PADDED, STOCK, ENABLED = "padded", "packed, stock", "packed, autopack"
 # Not in every installation, or not documentation: the text should change as little as possible
 # between machines.
-_SKIPPED = {
-    "__pycache__",
-    "dist-packages",
-    "ensurepip",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-    "site-packages",
-}
-_SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
-_HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
+_SKIPPED = frozenset(
+    """
+    __pycache__ dist-packages ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter
+    turtledemo
+    """.split()
+)
 Example = dict[str, list[int]]
 
 
@@ -127,14 +121,13 @@ class DemoResult:
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Return distinct texts of Python's documentation: docstrings by file, then help topics.
+    """Return the distinct docstrings of Python's standard library, by file.
 
-    `root` is the directory of the standard library. If it is None, the running interpreter's is
-    read, and the language reference with it. Raises `CorpusTooSmall` for fewer than `FEWEST` texts.
+    `root` is its directory, by default the running interpreter's. Raises `CorpusTooSmall` for fewer
+    than `FEWEST` texts.
     """
-    topics = _reference_sections() if root is None else ()
     root = root or Path(sysconfig.get_path("stdlib"))
-    texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= SHORTEST)
+    texts = dict.fromkeys(text for text in _docstrings(root) if len(text) >= SHORTEST)
     if len(texts) < FEWEST:
         raise CorpusTooSmall(
             "the demo trains on the documentation inside the Python installation and wants at "
@@ -162,16 +155,6 @@ def _docstrings(root: Path) -> Iterator[str]:
                 yield ast.get_docstring(node) or ""
 
 
-def _reference_sections() -> Iterator[str]:
-    """Yield the sections of the language reference behind ``help()``; none if it is missing."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        return
-    for _, topic in sorted(topics.items()):
-        yield from (section.strip() for section in _HEADING.split(topic))
-
-
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     """Return a byte-level BPE tokenizer of `tokenizers`, of `vocabulary` tokens, trained on texts.
 
@@ -181,11 +164,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
-        texts,
-        vocabulary,
-        min_frequency=0,
-        show_progress=False,
-        special_tokens=[END_OF_TEXT],
+        texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=[END_OF_TEXT]
     )
     return tokenizer
 
@@ -268,8 +247,7 @@ def _model_and_optimizer(settings: DemoSettings) -> tuple[Any, Any]:
     # batches are made.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps),
+        optimizer, lambda n: min((n + 1) / 5, 1 - 0.9 * n / settings.steps)
     )
     optimizer.register_step_post_hook(lambda *_: rates.step())
     return model, optimizer
@@ -280,63 +258,36 @@ def write_table(result: DemoResult) -> str:
     import torch
 
     settings, lengths, arms = result.settings, result.lengths, result.arms
-    half, most, real = (
-        lengths[len(lengths) // 2],
-        lengths[len(lengths) * 9 // 10],
-        arms[ENABLED].tokens,
-    )
+    half, most = (lengths[len(lengths) * tenths // 10] for tenths in (5, 9))
+    real = arms[ENABLED].tokens
     parameters = sum(parameter.numel() for parameter in arms[PADDED].model.parameters())
-    head = [
-        "",
-        "tokens",
-        "padding",
-        "seconds",
-        "real tokens/s",
-        "speed",
-        "first loss",
-        "last loss",
-        "difference",
-        "",
-    ]
+    head = "|tokens|padding|seconds|real tokens/s|speed|first loss|last loss|difference|".split("|")
     rows = [
-        [
-            name,
-            f"{arm.tokens:,}",
-            f"{1 - real / arm.tokens:.1%}",
-            f"{arm.seconds:.1f}",
-            f"{real / arm.seconds:,.0f}",
-            f"{result.speed(name):.2f}x",
-            f"{arm.losses[0]:.6f}",
-            f"{arm.losses[-1]:.6f}",
-            f"{result.difference(name):.1e}",
-            "equal" if result.same(name) else "LEAKS" if name == STOCK else "WRONG",
-        ]
+        (
+            f"{name}|{arm.tokens:,}|{1 - real / arm.tokens:.1%}|{arm.seconds:.1f}|"
+            f"{real / arm.seconds:,.0f}|{result.speed(name):.2f}x|{arm.losses[0]:.6f}|"
+            f"{arm.losses[-1]:.6f}|{result.difference(name):.1e}|"
+            f"{'equal' if result.same(name) else 'LEAKS' if name == STOCK else 'WRONG'}"
+        ).split("|")
         for name, arm in arms.items()
     ]
-    lines = [
-        f"autopack {__version__} demo: the same training with padded batches and with packed rows",
-        "",
-        f"{len(lengths):,} documents from the documentation of Python {platform.python_version()}, "
-        f"{sum(lengths):,} tokens; median {half}, one in ten above {most}, longest {lengths[-1]}",
-        f"a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: "
-        f"{torch.get_num_threads()}; {settings.steps} steps of {settings.batch_size} documents, in "
-        f"the same order, seed {settings.seed}",
-        "",
-        (
-            "Padding costs time and teaches nothing; packed rows have none. Every optimizer step "
-            "sees the"
-        ),
-        (
-            "same documents, so its loss must be the same within float32 rounding. The largest "
-            "relative"
-        ),
-        "difference of all steps is shown.",
-        "",
-        *text_table([head, *rows], "<>>>>>>>><"),
-        "",
-        _verdict(result),
-    ]
-    return "\n".join(lines)
+    table = "\n".join(text_table([head, *rows], "<>>>>>>>><"))
+    return f"""\
+autopack {__version__} demo: the same training with padded batches and with packed rows
+
+{len(lengths):,} documents from the documentation of Python {platform.python_version()}, \
+{sum(lengths):,} tokens; median {half}, one in ten above {most}, longest {lengths[-1]}
+a Llama of {parameters / 1e6:.1f} M parameters, sdpa, float32, CPU threads: \
+{torch.get_num_threads()}; {settings.steps} steps of {settings.batch_size} documents, in the same \
+order, seed {settings.seed}
+
+Padding costs time and teaches nothing; packed rows have none. Every optimizer step sees the
+same documents, so its loss must be the same within float32 rounding. The largest relative
+difference of all steps is shown.
+
+{table}
+
+{_verdict(result)}"""
 
 
 def _verdict(result: DemoResult) -> str:
@@ -346,27 +297,10 @@ def _verdict(result: DemoResult) -> str:
             "FAILED: the losses of padded training and of packed rows with autopack differ by more "
             "than rounding. Please report this with the output of `autopack doctor`."
         )
-    said = (
-        f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens a second, the "
-        "same losses."
-    )
-    if result.same(STOCK):
-        return said
+    leaks = "\nStock transformers lets documents of a packed row see each other: its losses differ."
     return (
-        f"{said}\nStock transformers lets documents of a packed row see each other: its losses "
-        "differ."
-    )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=DemoSettings.seed,
-        help="of weights and order (%(default)s)",
+        f"Packed rows with autopack: {result.speed(ENABLED):.1f} times the tokens a second, the "
+        f"same losses.{'' if result.same(STOCK) else leaks}"
     )
 
 

@@ -22,14 +22,10 @@ _GUIDE = "https://github.com/autopack/autopack/blob/main/docs/errors.md"
 _CODE = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$", re.MULTILINE)
 
 
-def did_you_mean(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Return "; did you mean ...?" with the known names close to a name, else `otherwise`."""
-    plain = {each.lower().replace("-", "_"): each for each in known}
-    wanted = name.lower().replace("-", "_")
-    close = (
-        [wanted] if wanted in plain else difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)
-    )
-    return f"; did you mean {' or '.join(plain[each] for each in close)}?" if close else otherwise
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return "; did you mean ...?" with the known names close to a name, "" without any."""
+    close = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class AutopackError(Exception):

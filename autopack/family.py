@@ -23,7 +23,12 @@ DERIVED: Any = "derived"
 """Value of a tiny configuration's field that its class derives, against the general rules."""
 
 
-def named(names: str) -> frozenset[str]:
+Names = frozenset[str]
+Texts = Mapping[str, str]
+"""Texts by name."""
+
+
+def named(names: str) -> Names:
     """Return the names in a text, separated by spaces, as a set."""
     return frozenset(names.split())
 
@@ -39,30 +44,28 @@ class Tiny:
     """Fields of the configuration. A nested dictionary goes to the part with its name."""
     causal: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fields for causal language models alone, and for parts."""
-    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    parts: Mapping[str, Texts] = field(default_factory=dict)
     """Types of parts to name, because (older releases of) the class make none by default."""
     stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(
         default_factory=dict
     )
     """Types, with further fields, that stand in for parts that need a package beside transformers.
     """
-    images: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    images: Mapping[str, Names] = field(default_factory=dict)
     """The types that take images, by the images' form (a case of `autopack.tiny.images`)."""
-    sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    sounds: Mapping[str, Names] = field(default_factory=dict)
     """The types that take sounds, by the sounds' form (a case of `autopack.tiny.sounds`)."""
-    needs_images: frozenset[str] = frozenset()
+    needs_images: Names = frozenset()
     """Types that transformers cannot run without an image: each document has to have one."""
-    not_alone: frozenset[str] = frozenset()
+    not_alone: Names = frozenset()
     """Types that cannot be built, as they are no models alone; see `Family.refused_types`."""
 
 
-def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
+def by_class(known: Mapping[str, Any], kind: type) -> Any:
     """Return the value for the name of a module's class or its nearest known base, or None."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from
     # theirs.
-    return next(
-        (known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None
-    )
+    return next((known[cls.__name__] for cls in kind.__mro__ if cls.__name__ in known), None)
 
 
 @dataclass(frozen=True)
@@ -109,27 +112,27 @@ class Family:
     """
 
     name: str
-    model_types: frozenset[str]
+    model_types: Names
     how: str
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     mixers: Mapping[str, Way] = field(default_factory=dict)
-    within_token: frozenset[str] = frozenset()
+    within_token: Names = frozenset()
     positions: bool = True
     numbering: Mapping[str, Numbering] = field(default_factory=dict)
-    dense_types: frozenset[str] = frozenset()
-    media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    why_no_media: Mapping[str, str] = field(default_factory=dict)
-    counts_images: frozenset[str] = frozenset()
+    dense_types: Names = frozenset()
+    media_types: Mapping[str, Names] = field(default_factory=dict)
+    why_no_media: Texts = field(default_factory=dict)
+    counts_images: Names = frozenset()
     image_mask: str | None = None
-    image_of_each: frozenset[str] = frozenset()
-    unpads_images: frozenset[str] = frozenset()
+    image_of_each: Names = frozenset()
+    unpads_images: Names = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
     sounds_together: Mapping[str, SoundsRule] = field(default_factory=dict)
-    refused_arguments: Mapping[str, str] = field(default_factory=dict)
-    refused_without_images: Mapping[str, str] = field(default_factory=dict)
+    refused_arguments: Texts = field(default_factory=dict)
+    refused_without_images: Texts = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None
-    refused_types: Mapping[str, str] = field(default_factory=dict)
-    refused_classes: Mapping[str, str] = field(default_factory=dict)
+    refused_types: Texts = field(default_factory=dict)
+    refused_classes: Texts = field(default_factory=dict)
     tiny: Tiny = Tiny()
 
     @classmethod
@@ -140,28 +143,19 @@ class Family:
             if isinstance(value, Mapping):
                 inner = kind.partition(",")[2]
                 return {n: spelt(v, inner) for names, v in value.items() for n in names.split()}
-            return named(value) if "frozenset" in kind else value
+            return named(value) if "Names" in kind else value
 
         kinds = {each.name: each.type for each in fields(cls)}
         given = {fact: spelt(value, str(kinds[fact])) for fact, value in facts.items()}
         return cls(name, named(model_types), how, **given)
 
     @property
-    def media(self) -> dict[str, frozenset[str]]:
+    def media(self) -> dict[str, Names]:
         """Model types whose documents may have media, by kind, also types of other families."""
         kinds = {"image": self.tiny.images, "sound": self.tiny.sounds}
-        known = {kind: frozenset().union(*forms.values()) for kind, forms in kinds.items()}
-        return known | {
-            kind: known.get(kind, frozenset()) | types for kind, types in self.media_types.items()
-        }
-
-    def way_of(self, module: torch.nn.Module) -> Way | None:
-        """Return the `Way` to run a module on packed rows, or None if it is no mixer."""
-        return _by_class(self.mixers, module)
-
-    def adjustment_of(self, module: torch.nn.Module) -> Callable[..., Any] | None:
-        """Return the function that adjusts query, key and value of an attention module, or None."""
-        return _by_class(self.adjustments, module)
+        known = {kind: Names().union(*forms.values()) for kind, forms in kinds.items()}
+        more = self.media_types.items()
+        return known | {kind: known.get(kind, Names()) | types for kind, types in more}
 
 
 _PER_CALL = (*CACHES, "attention_mask", "conv_mask")
@@ -188,7 +182,7 @@ class MixerCall:
         """Return the mixer's result on arguments rearranged by `spread`, without caches, masks."""
         shape = (self.layout.rows, self.layout.columns)
         return self.changed(
-            lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread),
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, shape, spread)
         )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:

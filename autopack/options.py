@@ -17,19 +17,6 @@ _WORDS: dict[Any, tuple[str, ...]] = {
     False: ("no", "0", "false", "off"),
 }
 
-INSTEAD = {
-    (
-        "unpad",
-        "always",
-    ): "unpad=True; evaluation without labels unpads with use_cache=False in the call",
-    ("verify", "always"): "verify=True; autopack.audit(model) audits this very model",
-    ("verify", "full"): "verify=True; autopack.audit(model) audits this very model",
-    **{(name, "always"): f"{name}=True" for name in ("share",)},
-    **{(name, "auto"): f"{name}=True" for name in ("unpad", "share", "verify")},
-    **{(name, "never"): f"{name}=False" for name in ("unpad", "share", "verify")},
-}
-"""Replacements of values that options no longer take, by option and value."""
-
 TASKS = {
     "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
     "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
@@ -93,7 +80,7 @@ class Options:
             # 1 equals True, and a list has no hash.
             if not any(type(value) is type(choice) and value == choice for choice in choices):
                 wanted = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-                raise ValueError(f"{name} must be {wanted}; found {value!r}{_hint(name, value)}")
+                raise ValueError(f"{name} must be {wanted}; found {value!r}")
         every = self.check_every
         if every is not None and (type(every) is not int or every < 0):
             raise ValueError(
@@ -135,24 +122,23 @@ class Option:
         return f"AUTOPACK_{self.name.upper()}"
 
     def number(self, text: str) -> Any:
-        """Return the value for a flag's text: a word's, or an int; raise `ValueError` otherwise."""
-        return self.words[text] if text in self.words else int(text)
+        """Return the value for a text: a word's, or an int; raise `ValueError` otherwise."""
+        if text in self.words:
+            return self.words[text]
+        if self.metavar is None or not text.isdecimal():
+            raise ValueError(text)
+        return int(text)
 
     def read(self, environment: Mapping[str, str]) -> Any:
         """Return the value in the environment, or the default if unset. Raises `BadSetting`."""
         text = environment.get(self.variable, "").strip()
-        word = text.lower()
-        if not text:
-            return self.default
-        if self.metavar is not None and text.isdecimal():
-            return int(text)
-        if word not in self.words:
-            instead = INSTEAD.get((self.name, word))
-            hint = "" if instead is None else f" (in Python {instead})"
-            wanted = [f"one of {', '.join(self.words)}"] if self.words else []
-            wanted += ["a whole number of at least 0"] if self.metavar is not None else []
-            raise BadSetting(f"{self.variable} must be {' or '.join(wanted)}; found {text!r}{hint}")
-        return self.words[word]
+        try:
+            return self.number(text.lower()) if text else self.default
+        except ValueError as error:
+            wanted = [*self.words, *(["a whole number"] if self.metavar else [])]
+            raise BadSetting(
+                f"{self.variable} must be {' or '.join(wanted)}; found {text!r}"
+            ) from error
 
     def write(self, value: Any) -> str:
         """Return a value as text for the option's environment variable."""
@@ -172,16 +158,3 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     each.name: each.values for each in options_of(Options) if each.values
 }
 """The values that each option of `enable` takes, its default first."""
-
-
-def _hint(name: str, value: Any) -> str:
-    """Return a hint at the value to pass in place of a wrong one, or "" if none is known."""
-    if not isinstance(value, str):
-        return ""
-    if (name, value) in INSTEAD:
-        return f" (write {INSTEAD[name, value]})"
-    # transformers' names of attention implementations hold those of backends: flash_attention_2.
-    meant = next(
-        (choice for choice in CHOICES[name] if isinstance(choice, str) and choice in value), None
-    )
-    return "" if meant is None else f". Did you mean {meant!r}?"

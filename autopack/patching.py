@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,11 +105,10 @@ class Site:
         inherited = self.key is None and attribute not in vars(parent)
         replacement: Any = self.adapter(original, self)
         replacement.autopack_original = original
-        put_back = None if inherited else original
         if replacement is not original:
-            _beneath[replacement] = put_back
+            _beneath[replacement] = None if inherited else original
         # Noted before it is done: what is interrupted here has no user, and is put back.
-        _installed[self] = _Installed(put_back, replacement)
+        _installed[self] = replacement
         self._set(replacement)
 
     def _restore_abandoned(self) -> None:
@@ -118,7 +117,7 @@ class Site:
         Other code covered it while models left, and then undid that. It still follows layouts, so a
         replacement of it would have a module keep documents apart twice.
         """
-        held = {id(entry.replacement) for entry in _installed.values()}
+        held = set(map(id, _installed.values()))
         while (
             id(standing := self.present()) not in held
             and isinstance(standing, FunctionType)
@@ -127,17 +126,10 @@ class Site:
             self._set(_beneath[standing])
 
 
-@dataclass
-class _Installed:
-    """Record of a replaced function, with the number of models that need the replacement."""
-
-    original: Callable[..., Any] | None
-    """The function to restore; None if it was inherited."""
-    replacement: Callable[..., Any]
-    users: int = 0
-
-
-_installed: dict[Site, _Installed] = {}
+_installed: dict[Site, Callable[..., Any]] = {}
+"""The replacement at each installed site."""
+_users: Counter[Site] = Counter()
+"""Number of models that need each replacement."""
 _beneath: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None] = (
     weakref.WeakKeyDictionary()
 )
@@ -160,7 +152,7 @@ def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]
                 else:
                     site._install()
                 # An interrupt comes before or after both: Python looks for none between them.
-                _installed[site].users += 1
+                _users[site] += 1
                 held.append(site)
         except BaseException:
             _release(held)
@@ -214,16 +206,16 @@ def _release(held: list[Site]) -> list[SiteDrift]:
     """
     stuck: list[SiteDrift] = []
     while held:
-        _installed[held[-1]].users -= 1
+        _users[held[-1]] -= 1
         del held[-1]
-    for site in reversed([site for site, entry in _installed.items() if not entry.users]):
-        entry = _installed[site]
+    for site in reversed([site for site in _installed if not _users[site]]):
+        replacement = _installed[site]
         try:
             # What it replaced may stand there again, or still.
-            if site.present() is not getattr(entry.replacement, "autopack_original", None):
+            if site.present() is not getattr(replacement, "autopack_original", None):
                 _check_unwrapped(site)
                 if _is_in_place(site):
-                    site._set(entry.original)
+                    site._set(_beneath[replacement])
         except SiteDrift as error:
             # An entry of a mapping that is gone has taken autopack's with it.
             if site.key is None or error.code != "site-drift":
@@ -234,7 +226,7 @@ def _release(held: list[Site]) -> list[SiteDrift]:
 
 def _is_in_place(site: Site) -> bool:
     """Return True if the function at an installed site is still autopack's."""
-    return site.present() is _installed[site].replacement
+    return site.present() is _installed[site]
 
 
 def _check_unwrapped(site: Site) -> None:
@@ -251,11 +243,7 @@ def _check_unwrapped(site: Site) -> None:
 def check_intact(sites: Iterable[Site]) -> None:
     """Raise `SiteDrift` if other code has replaced autopack's function at one of these sites."""
     for site in sites:
-        if (
-            not site.soft
-            and site in _installed
-            and site.present() is not _installed[site].replacement
-        ):
+        if not site.soft and site in _installed and site.present() is not _installed[site]:
             _check_unwrapped(site)
 
 

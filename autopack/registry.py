@@ -16,7 +16,7 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import UnsupportedModel
 from autopack.family import Family as Family
-from autopack.family import SoundsRule
+from autopack.family import Way, by_class
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.positions import Numbering
@@ -66,9 +66,7 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     mixing = [*modules.attention_modules(model), *mixers, *attending]
     reason = next(filter(None, _refusals(model, family, mixing)), None)
     if reason is None:
-        family = _with_positions(
-            _with_own_attention(_with_installed_ways(family, mixers), attending), model, mixing
-        )
+        family = _with_positions(_with_ways(family, mixers, attending), model, mixing)
     return family, reason
 
 
@@ -87,7 +85,16 @@ def _refusals(
     if family.refusal is not None:
         yield family.refusal(model.config)
     if modules.is_pair(model):
-        yield _halves_refusal(model, mixing)
+        if (found := modules.halves(model)) is None:
+            yield (
+                "it is an encoder-decoder whose encoder and decoder are not both models of their "
+                "own"
+            )
+        elif not modules.cross_attention(found[1], mixing):
+            yield (
+                "none of the attention modules of its decoder is known to attend to the encoder, "
+                "so autopack cannot keep the halves of one document together"
+            )
     if not mixing:
         yield (
             "none of its modules calls an attention function of transformers' AttentionInterface "
@@ -95,32 +102,27 @@ def _refusals(
         )
 
 
-def _with_installed_ways(family: Family, mixers: list[nn.Module]) -> Family:
-    """Return the family with the ways that the installed transformers needs for these mixers."""
-    ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
-    others = {
-        kind.__name__: other
-        for kind, way in ways.items()
-        if way is not None
-        and (other := way.here(modules.defining_class(kind).__module__)) is not way
-    }
-    for kind, way in ways.items():
+def _with_ways(family: Family, mixers: list[nn.Module], attending: list[nn.Module]) -> Family:
+    """Return the family with the ways that these mixers need in the installed transformers.
+
+    Modules that attend by themselves run on each document alone.
+    """
+    found: dict[str, Way] = {}
+    for kind in {*map(source.class_of, mixers)}:
+        if (way := by_class(family.mixers, kind)) is None:
+            continue
+        here = way.here(modules.defining_class(kind).__module__)
         if isinstance(way, Alone) and not way.from_zero and source.counts_from_zero(kind):
-            # Falcon, up to 4.44, and by flash attention
-            others[kind.__name__] = replace(way, from_zero=True)
-    return replace(family, mixers={**family.mixers, **others}) if others else family
-
-
-def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
-    """Return the family, with these modules' own attention run on each document alone."""
-    found = {
-        type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module)))
-        for module in attending
+            here = replace(way, from_zero=True)  # Falcon, up to 4.44, and by flash attention
+        if here is not way:
+            found[kind.__name__] = here
+    own = {
+        kind.__name__: Alone(from_zero=source.counts_from_zero(kind))
+        for kind in map(source.class_of, attending)
     }
-    if not found:
-        return family
-    how = f"{family.how}; the model's own attention ({', '.join(sorted(found))}), documents alone"
-    return replace(family, mixers={**family.mixers, **found}, how=how)
+    names = f"; the model's own attention ({', '.join(sorted(own))}), documents alone"
+    mixers_of = {**family.mixers, **found, **own}
+    return replace(family, mixers=mixers_of, how=family.how + names if own else family.how)
 
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
@@ -157,19 +159,6 @@ def family_for(model: PreTrainedModel) -> Family:
     return family
 
 
-def _halves_refusal(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
-    """Return the reason why an encoder-decoder's halves cannot be packed, or None if they can."""
-    found = modules.halves(model)
-    if found is None:
-        return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
-    if not modules.cross_attention(found[1], mixing):
-        return (
-            "none of the attention modules of its decoder is known to attend to the encoder, so "
-            "autopack cannot keep the halves of one document together"
-        )
-    return None
-
-
 def media_of(model_type: str) -> frozenset[str]:
     """Return the kinds of media that documents of a model type may have, by all families."""
     return frozenset(
@@ -177,22 +166,16 @@ def media_of(model_type: str) -> frozenset[str]:
     )
 
 
-def sounds_together_of(model_type: str) -> SoundsRule | None:
-    """Return a model type's rule in `Family.sounds_together`, or None if no family has one."""
-    return next(
-        (f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None
-    )
+def fact_of(model_type: str | None, fact: str) -> Any:
+    """Return the value for a model type in the first family that has one in `fact`, or None."""
+    known = (getattr(family, fact) for family in families())
+    return next((of[model_type] for of in known if model_type in of), None)
 
 
 def numbering_of(config: Any) -> Numbering:
     """Return the `Numbering` of a config's type, else of its text part's, else the default."""
-    known = {
-        name: numbering
-        for family in reversed(families())
-        for name, numbering in family.numbering.items()
-    }
     types = (getattr(part, "model_type", None) for part in (config, text_config(config)))
-    return next((known[name] for name in types if name in known), Numbering())
+    return next(filter(None, (fact_of(name, "numbering") for name in types)), Numbering())
 
 
 def first_position(config: Any) -> int:

@@ -20,26 +20,21 @@ MINIMUM = {
 
 def problem(name: str, installed: str | None) -> str | None:
     """Return a message if a package's installed version is missing or too old, else None."""
-    remedy = f"pip install '{name}>={MINIMUM[name]}'"
-    if installed is None:
-        return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
-    try:
-        from packaging.version import Version
+    what = "is not installed"
+    if installed is not None:
+        try:
+            from packaging.version import Version
 
-        # Vendors' builds of 2.4 call themselves 2.4.0a0+something, which counts as older than 2.4.
-        too_old = Version(Version(installed).base_version) < Version(MINIMUM[name])
-    except ImportError:  # is a problem of its own
-        return None
-    except ValueError:
-        return (
-            f"{name} has the version {installed!r}, which cannot be read; autopack needs "
-            f"{MINIMUM[name]}: {remedy}"
-        )
-    return (
-        f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}"
-        if too_old
-        else None
-    )
+            # Vendors' builds of 2.4 call themselves 2.4.0a0+something, which counts as older.
+            if Version(Version(installed).base_version) >= Version(MINIMUM[name]):
+                return None
+            what = f"{installed} is too old"
+        except ImportError:  # is a problem of its own
+            return None
+        except ValueError:
+            what = f"has the version {installed!r}, which cannot be read"
+    needed = f"autopack needs {MINIMUM[name]} or later: pip install '{name}>={MINIMUM[name]}'"
+    return f"{name} {what}; {needed}"
 
 
 def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str | None:

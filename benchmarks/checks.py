@@ -20,11 +20,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
-from autopack.bench.race import (
-    Batch,
-    Entrant,
-    wait_for,
-)
+from autopack.bench.race import Batch, Entrant, wait_for
 from benchmarks import interleave, workload
 
 VOCABULARY = 4096

@@ -54,8 +54,8 @@ def race_of(options: argparse.Namespace, *, length: int, kind: str) -> interleav
     collators: dict[str, Any] = {
         "autopack": PackingCollator(),
         "transformers": DataCollatorWithFlattening(),
+        "trl": DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True),
     }
-    collators["trl"] = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
 
     def run(collate: Any) -> Any:
         for _ in range(CALLS):

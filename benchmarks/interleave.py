@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import sys
@@ -57,14 +56,17 @@ class Race:
     models: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        arms = self.arms.items()
+        self.entrants = {n: arm if isinstance(arm, Entrant) else Entrant(arm) for n, arm in arms}
+
     def apart(self) -> dict[str, float]:
         """Return how far each arm is from the first: the largest relative error, over what is
         allowed of it."""
         from torch.utils._pytree import tree_leaves
 
         wanted, found = None, {}
-        for name, arm in self.arms.items() if self.warm else ():
-            entrant = arm if isinstance(arm, Entrant) else Entrant(arm)
+        for name, entrant in self.entrants.items() if self.warm else ():
             with entrant.state():
                 entrant.ready()
                 result = [entrant.run() for _ in range(self.warm)][-1]
@@ -91,10 +93,11 @@ class Race:
     def run(self, rounds: int) -> dict[str, Any]:
         """Compare the arms, time them, and return what is written of them."""
         apart = self.apart()
-        peaks = {}
-        for name, (model, optimizer) in self.models.items():
-            peaks[name] = peak_memory(self.arms[name], kept_by(model, optimizer, {}), "cpu")
-        times = interleave(self.arms, rounds)
+        peaks = {
+            name: peak_memory(self.entrants[name].run, kept_by(*parts, {}), "cpu")
+            for name, parts in self.models.items()
+        }
+        times = interleave(self.entrants, rounds)
         found = {
             "seconds": times,
             "faster": faster(times, self.leads),
@@ -169,19 +172,14 @@ def begin(options: argparse.Namespace) -> dict[str, Any]:
     return origin()
 
 
-def interleave(
-    arms: Mapping[str, Callable[[], Any] | Entrant], rounds: int, say: Callable[[str], Any] = print
-) -> Times:
+def interleave(arms: Mapping[str, Entrant], rounds: int) -> Times:
     """Race arms against each other; return the summary of each."""
 
     def report(number: int, laps: dict[str, list[Lap]]) -> None:
         done = ", ".join(f"{name} {of[-1]['wall']:.2f} s" for name, of in laps.items())
-        say(f"round {number} of {rounds}: {done}")
+        print(f"round {number} of {rounds}: {done}")
 
-    entered = {
-        name: arm if isinstance(arm, Entrant) else Entrant(arm) for name, arm in arms.items()
-    }
-    return {name: summary(laps) for name, laps in race(entered, rounds, report=report).items()}
+    return {name: summary(laps) for name, laps in race(arms, rounds, report=report).items()}
 
 
 def summary(laps: Sequence[Lap]) -> dict[str, Any]:
@@ -206,13 +204,6 @@ def faster(times: Times, arm: str) -> dict[str, dict[str, float]]:
             spread = Spread.of([a / b for a, b in zip(of["wall"], own, strict=True)])
             found[name] = {**asdict(spread), "of sums": sum(of["wall"]) / sum(own)}
     return found
-
-
-def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function gives in a process of its own, where freed memory goes back to the
-    system."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
 
 
 def resident() -> int:
@@ -244,13 +235,9 @@ def origin() -> dict[str, Any]:
 
 def processor() -> str:
     """Return the name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def result_of(

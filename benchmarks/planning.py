@@ -24,6 +24,7 @@ max_length. One thread. The races:
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 from functools import partial
 from typing import Any
@@ -79,7 +80,9 @@ def of_plan(options: argparse.Namespace) -> interleave.Race:
     for ranks in (1, RANKS):
         made = planned(lengths, ranks)
         assert np.array_equal(np.sort(made.documents), np.arange(len(lengths)))
-        before, after = interleave.elsewhere(peak, options.many, options.seed, ranks)
+        # in a process of its own, where freed memory goes back to the system
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            before, after = pool.apply(peak, (options.many, options.seed, ranks))
         slowest = imbalance(made.costs(cost), ranks).mean()
         facts[f"{ranks} ranks:"] = (
             f"fill {made.fill:.6f}, imbalance {slowest:.4f}, {after:.0f} MiB ({before:.0f} before)"

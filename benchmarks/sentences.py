@@ -25,13 +25,13 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import math
 import random
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from autopack.bench.subjects import Lengths, draw
 from benchmarks import interleave, workload
 
 LONGEST_ROW = 512
@@ -46,12 +46,9 @@ GOAL = 1.3
 def sentences(count: int, options: argparse.Namespace, seed: int) -> list[str]:
     """Sentences of random words."""
     generator = random.Random(seed)
-    lengths = (generator.lognormvariate(math.log(MEAN) - SIGMA**2 / 2, SIGMA) for _ in range(count))
+    lengths = draw(Lengths(MEAN, SIGMA), count, LONGEST, seed, shortest=2).tolist()
     chosen = range(options.vocabulary - 4)
-    return [
-        " ".join(f"w{w}" for w in generator.choices(chosen, k=min(max(round(n), 2), LONGEST)))
-        for n in lengths
-    ]
+    return [" ".join(f"w{w}" for w in generator.choices(chosen, k=n)) for n in lengths]
 
 
 def tokenizer_of_words(options: argparse.Namespace) -> Any:

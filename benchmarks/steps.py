@@ -25,13 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from autopack.bench.race import (
-    Batch,
-    kept_by,
-    peak_memory,
-)
+from autopack.bench.race import kept_by, peak_memory, race
 from autopack.bench.subjects import Lengths, draw
 from autopack.commands import keep_freed_memory
+from autopack.demo import pad
 from benchmarks import interleave
 from benchmarks.workload import llama
 
@@ -51,12 +48,6 @@ def _documents(options: argparse.Namespace) -> list[dict[str, list[int]]]:
     lengths = draw(Lengths(options.mean, 0.93), COUNT, options.most, options.seed, shortest=8)
     tokens = np.random.default_rng(options.seed)
     return [{"input_ids": tokens.integers(5, VOCABULARY, length).tolist()} for length in lengths]
-
-
-def _padded(examples: list[dict[str, list[int]]]) -> dict[str, Any]:
-    import torch
-
-    return Batch([torch.tensor(each["input_ids"]) for each in examples]).padded()
 
 
 def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> dict[str, Any]:
@@ -103,7 +94,7 @@ def _trained(arm: str, setting: str, options: argparse.Namespace, data: Any) -> 
         remove_unused_columns=False,
         seed=options.seed,
     )
-    trainer = Trainer(model, args, data_collator=_padded, train_dataset=data, callbacks=[Timed()])
+    trainer = Trainer(model, args, data_collator=pad, train_dataset=data, callbacks=[Timed()])
     if arm != "padded":
         handle = autopack.enable(trainer, max_tokens=options.max_tokens if arm == "cut" else None)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -151,11 +142,9 @@ def _rank(
             "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world
         )
     data = _documents(options)
-    found: dict[str, list[Any]] = {arm: [] for arm in arms}
-    for number in range(options.rounds):
-        first = number % len(arms)
-        for arm in arms[first:] + arms[:first]:
-            found[arm].append(_trained(arm, setting, options, data))
+    found = race(
+        {arm: partial(_trained, arm, setting, options, data) for arm in arms}, options.rounds
+    )
     torch.save(found, f"{folder}/{rank}")
     if world > 1:
         dist.barrier()

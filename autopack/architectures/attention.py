@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
 
@@ -43,19 +42,8 @@ lilt markuplm roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod
 """
 
 
-def _tiny_fields() -> dict[str, Any]:
-    """Return tiny.json, {field of `Tiny`: values}, for all types of autopack's own families."""
-
-    def plain(found: dict[str, Any]) -> dict[Any, Any]:
-        return {
-            int(name) if name.isdigit() else name: value
-            for name, value in found.items()
-            if name != "//"
-        }
-
-    return json.loads(
-        Path(__file__).with_name("tiny.json").read_text(encoding="utf-8"), object_hook=plain
-    )
+_TINY = json.loads(Path(__file__).with_name("tiny.json").read_text(encoding="utf-8"))["fields"]
+"""Values of the fields of `Tiny` for all types of autopack's own families."""
 
 
 FAMILY = Family.of(
@@ -78,5 +66,5 @@ FAMILY = Family.of(
         else None
     ),
     dense_types="axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4",
-    tiny=Tiny(**_tiny_fields()),
+    tiny=Tiny(**_TINY),
 )

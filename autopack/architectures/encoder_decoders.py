@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from autopack.architectures.own_attention import why_not_block_sparse
@@ -85,24 +84,18 @@ class _RoutingAlone(Way):
     def run(self, call: MixerCall) -> Any:
         found = Batches.grouped(call.layout, each_by_itself)
         rows = call.arguments[call.first].unflatten(0, call.layout.shape)
-        # No mask: it says where padding lies, and documents have none.
-        outputs = [_routed(call, batch.gather(rows)[0]) for batch in found.maps]
+        router: Any = call.mixer
+        capacity, outputs = router.expert_capacity, []
+        for batch in found.maps:
+            try:
+                # No mask: it says where padding lies, and documents have none.
+                outputs.append(call.original(router, batch.gather(rows)[0]))
+            finally:
+                # In evaluation it keeps the capacity of its last call, which would become its
+                # capacity in training from then on.
+                router.expert_capacity = capacity
         routed = found.together([tuple(part[None] for part in output) for output in outputs])
         return tuple(part.flatten(0, 1) for part in routed)
-
-
-def _routed(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return a router's output for one document, and restore the router's capacity.
-
-    In evaluation it keeps the capacity of its last call, which would become its capacity in
-    training from then on.
-    """
-    router: Any = call.mixer
-    capacity = router.expert_capacity
-    try:
-        return call.original(router, tokens)
-    finally:
-        router.expert_capacity = capacity
 
 
 NLLB_MOE = Family.of(
@@ -140,7 +133,7 @@ WHOLE_HALF = Family.of(
         "LEDLearnedPositionalEmbedding PegasusXSinusoidalPositionalEmbedding": RESTARTING,
         "LongT5Attention": RELATIVE,
         "T5Gemma2Decoder": OneByOne(
-            "its decoder attends to its own tokens and to the encoder's states in one softmax",
+            "its decoder attends to its own tokens and to the encoder's states in one softmax"
         ),
     },
 )

@@ -64,7 +64,6 @@ MULTIMODAL = Family.of(
         "of a model for images, which is not served"
     ),
     media_types={"video": _WITH_VIDEOS},
-    tiny=Tiny(needs_images=named("blip-2 instructblip instructblipvideo kosmos-2")),
 )
 
 _NUMBERS, _IMAGE_GRIDS, _CROPS = "image_token_pooling", "image_grids", "image_num_crops"
@@ -167,7 +166,6 @@ BLIP = Family.of(
     "the model's own attention, documents alone, and across to the image of each",
     mixers={"BlipTextSelfAttention": ALONE},
     image_of_each="blip",
-    tiny=Tiny(needs_images=named("blip")),
 )
 
 # Its text attends to proteins across, through layers of their own.
@@ -196,8 +194,6 @@ IMAGE_ENCODERS = Family.of(
         "Pix2StructTextAttention": RELATIVE,
         "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS,
     },
-    # the last is served as its decoder is
-    tiny=Tiny(needs_images=named("pix2struct pp_formulanet vision-encoder-decoder")),
 )
 
 
@@ -257,7 +253,7 @@ GIT = Family.of(
     "its own",
     mixers={"GitForCausalLM GitModel": _AfterAnImage(), "GitSelfAttention": ALONE},
     refused_without_images={
-        "labels": "its loss leaves out as many tokens at the start of a row as an image has",
+        "labels": "its loss leaves out as many tokens at the start of a row as an image has"
     },
     image_of_each="git",
 )

@@ -13,7 +13,7 @@ from torch.nn import functional
 from autopack.errors import UnsupportedModel
 from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Way
 from autopack.layout.packed import PackedLayout, real_tokens
-from autopack.layout.token_map import Batches, TokenMap, each_by_itself, equally_long, spread_tokens
+from autopack.layout.token_map import Batches, each_by_itself, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone, Rows
 from autopack.mixers.alone import count_from_zero
 
@@ -62,15 +62,12 @@ class _ByCells(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        found = Batches.grouped(call.layout, each_by_itself)
-        return found.together([self._embed(call, batch) for batch in found.maps])
-
-    def _embed(self, call: MixerCall, batch: TokenMap) -> Tensor:
-        """Return the embeddings of a batch of documents, without positions that count from 0."""
-        given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
-        if count_from_zero(given):
-            call = replace(call, arguments={**call.arguments, "position_ids": None})
-        return call.by_documents(batch.gather)
+        found, outputs = Batches.grouped(call.layout, each_by_itself), []
+        bare = replace(call, arguments={**call.arguments, "position_ids": None})
+        for batch in found.maps:
+            given = spread_tokens(call.arguments["position_ids"], batch.shape, batch.gather)
+            outputs.append((bare if count_from_zero(given) else call).by_documents(batch.gather))
+        return found.together(outputs)
 
 
 TAPAS = Family.of(
@@ -225,7 +222,7 @@ OWN_ATTENTION = Family.of(
         "FlaubertModel XLMModel": _EveryColumn(),
     },
     refused_arguments={
-        "entity_ids": "entities stand beside the row, and whose document they are of is not said",
+        "entity_ids": "entities stand beside the row, and whose document they are of is not said"
     },
     refusal=_refusal,
     numbering={
@@ -255,14 +252,14 @@ def _scale_query_by_position(
     """
     if module.attn_temperature_tuning and not module.use_rope:
         column = torch.arange(layout.columns, device=query.device)[None]
-        columns = torch.stack(
-            torch.broadcast_tensors(column - layout.start_columns, column)
-        ).float()
-        scales = (
-            torch.log1p(torch.floor((columns + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
-        )
-        wanted, given = scales.to(torch.promote_types(query.dtype, torch.float32))
-        query = (query * (wanted / given)[:, None, :, None]).to(query.dtype)
+        precise = torch.promote_types(query.dtype, torch.float32)
+
+        def scale(columns: Tensor) -> Tensor:
+            steps = torch.floor((columns.float() + 1.0) / module.floor_scale)
+            return (torch.log1p(steps) * module.attn_scale + 1.0).to(precise)
+
+        ratio = scale(column - layout.start_columns) / scale(column)
+        query = (query * ratio[:, None, :, None]).to(query.dtype)
     return query, key, value, options
 
 

@@ -47,12 +47,7 @@ RWKV = Family.of(
 )
 
 # Its memory is a matrix.
-XLSTM = Family.of(
-    "xlstm",
-    "xlstm",
-    "memory cell on documents as rows",
-    mixers={"xLSTMLayer": ROWS},
-)
+XLSTM = Family.of("xlstm", "xlstm", "memory cell on documents as rows", mixers={"xLSTMLayer": ROWS})
 
 # State-space layers (Mamba, Mamba-2). Upstream restarts their convolution and scan only in CUDA
 # kernels that take `seq_idx`.
@@ -110,9 +105,7 @@ DELTA_RULE = Family.of(
         "BailingHybridDeltaAttention KimiLinearDeltaAttention": _PER_CHANNEL_DECAY,
         "Qwen4ExpTextPLELayer": ROWS,
     },
-    media_types={
-        "video": "qwen3_5 qwen3_5_moe qwen4_exp minicpm_ocr minicpmv4_6 minicpmv4_7",
-    },
+    media_types={"video": "qwen3_5 qwen3_5_moe qwen4_exp minicpm_ocr minicpmv4_6 minicpmv4_7"},
 )
 
 # Short convolutions, whose taps reach into the document before.

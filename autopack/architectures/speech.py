@@ -32,14 +32,20 @@ qwen3_asr vibevoice_asr voxtral
 """
 
 
+_DECLARED = (
+    "audio_feature_lengths feature_attention_mask audio_attention_mask input_features_mask "
+    "audio_embed_sizes"
+)
+
+
+def _first(given: Given, names: str) -> Any:
+    """Return the first of the named arguments that a call brings, or None."""
+    return next((given[name] for name in names.split() if given.get(name) is not None), None)
+
+
 def _lengths(config: Any, given: Given) -> Lengths:
     """Return the number of frames of each sound, or None if the call does not declare it."""
-    if given.get("audio_feature_lengths") is not None:
-        return host_values(given["audio_feature_lengths"])
-    names = """
-    feature_attention_mask audio_attention_mask input_features_mask audio_embed_sizes
-    """.split()
-    found: Any = next((given[name] for name in names if given.get(name) is not None), None)
+    found = _first(given, _DECLARED)
     if found is None:
         return None
     found = host_values(torch.as_tensor(found))
@@ -81,10 +87,7 @@ def _in_less_than_a_window(config: Any, given: Given) -> Lengths:
 
 
 def _why_unlike(
-    frames: Callable[[Any, Given], Lengths],
-    config: Any,
-    given: Given,
-    layout: PackedLayout,
+    frames: Callable[[Any, Given], Lengths], config: Any, given: Given, layout: PackedLayout
 ) -> str | None:
     """Return why sounds that differ in `frames` are refused; None if all are alike or unknown."""
     lengths = frames(config, given)
@@ -98,10 +101,7 @@ def _why_unlike_or_silent(config: Any, given: Given, layout: PackedLayout) -> st
 
     Silence and padding have one value in all bins.
     """
-    features = next(
-        (given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None),
-        None,
-    )
+    features = _first(given, "input_features audio_input_features")
     if features is None or len(features) < 2:
         return None
     if given.get("audio_attention_mask") is None:
@@ -115,10 +115,15 @@ def _why_unlike_or_silent(config: Any, given: Given, layout: PackedLayout) -> st
     return _why_unlike(_lengths, config, given, layout)
 
 
-def _placeholders(config: Any, given: Given) -> Lengths:
-    """Return True at placeholders of sounds, bool (rows, columns), or None without `input_ids`."""
-    ids = given.get("input_ids")
-    return None if ids is None else host_values(ids == config.audio_token_id)
+def _adjacent(config: Any, given: Given) -> Lengths:
+    """Return True at placeholders of sounds, but the first column, that follow another one.
+
+    It is bool (rows, columns - 1), or None without `input_ids`.
+    """
+    if (ids := given.get("input_ids")) is None:
+        return None
+    places = host_values(ids == config.audio_token_id)
+    return places[:, 1:] & places[:, :-1]
 
 
 def _refuse_adjacent(config: Any, given: Given, layout: PackedLayout) -> str | None:
@@ -126,11 +131,9 @@ def _refuse_adjacent(config: Any, given: Given, layout: PackedLayout) -> str | N
 
     Music Flamingo takes a run of placeholders for one sound, and numbers windows of 30 s within it.
     """
-    placeholders = _placeholders(config, given)
-    if placeholders is None:
-        return None
+    adjacent = _adjacent(config, given)
     first = layout.starts[:, 1:] == np.arange(1, layout.columns)
-    if not (first & placeholders[:, 1:] & placeholders[:, :-1]).any():
+    if adjacent is None or not (first & adjacent).any():
         return None
     return (
         "a document ends with one, and the next begins with one: _build_audio_timestamps would "
@@ -143,8 +146,8 @@ def _why_one_for_each(config: Any, given: Given, layout: PackedLayout) -> str | 
 
     The model takes them for the older form, one per sound, and makes longer rows of them.
     """
-    placeholders = _placeholders(config, given)
-    if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():
+    adjacent = _adjacent(config, given)
+    if adjacent is None or adjacent.any():
         return None
     return (
         "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features "

@@ -54,8 +54,7 @@ class _Streams(OneByOne):
 
         def original(*args: Any, **given: Any) -> Any:
             return _with_streams(
-                call.original(*args, **given),
-                lambda t: t.unflatten(1, (n, -1)).transpose(1, 2),
+                call.original(*args, **given), lambda t: t.unflatten(1, (n, -1)).transpose(1, 2)
             )
 
         arguments = {**call.arguments, "return_dict": True}

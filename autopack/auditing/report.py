@@ -280,8 +280,6 @@ class LeakReport(Report):
             f"{self.model}\n{state}: largest influence {largest}",
             self.influence,
             self.tolerance,
-            ("document that was changed", "document that was watched"),
-            "change of logits / their standard deviation",
         )
 
 

@@ -166,11 +166,8 @@ def compare(
     Raises `AutopackError` for models whose loss is not one over tokens.
     """
     name = type(model).__name__
-    if (
-        is_pair(model)
-        or row_head(model) is not None
-        or not name.endswith(("LM", "LMHeadModel", "Generation"))
-    ):
+    is_lm = name.endswith(("LM", "LMHeadModel", "Generation"))
+    if is_pair(model) or row_head(model) is not None or not is_lm:
         raise AutopackError(
             "wanted a causal or masked language model, whose loss is one over tokens, found "
             f"{name}",
@@ -179,30 +176,26 @@ def compare(
     until = time.monotonic() + seconds
     text_config(model.config).use_cache = False  # as trainers have it
     shuffled = np.random.default_rng(0).permutation(lengths).tolist()
-    device, vocabulary, dtype = (
-        device_of(model),
-        tokens_to_draw(model),
-        str(model.dtype).removeprefix("torch."),
-    )
-    optimizer = None
-    if not forward:
-        # A rate that moves no weight of half precision: all arms and rounds find the same model.
-        fused = device.type == "cuda"
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=1e-9, eps=1e-4, weight_decay=0.0, fused=fused
-        )
+    device, vocabulary = device_of(model), tokens_to_draw(model)
+    dtype = str(model.dtype).removeprefix("torch.")
+    # A rate that moves no weight of half precision: all arms and rounds find the same model.
+    form: dict[str, Any] = {
+        "lr": 1e-9,
+        "eps": 1e-4,
+        "weight_decay": 0.0,
+        "fused": device.type == "cuda",
+    }
+    optimizer = None if forward else torch.optim.AdamW(model.parameters(), **form)
 
     def enabled_for(arm: Arm, verify: bool = False) -> AbstractContextManager[Any]:
         # Verified models have their first calls checked, which is not what is timed.
         return enable(model, verify=verify) if arm.enabled else nullcontext()
 
     def batches(count: int) -> list[Batch]:
-        parts = (
-            shuffled[first : first + batch_size]
-            for first in range(0, count * batch_size, batch_size)
-        )
+        firsts = range(0, min(count * batch_size, len(shuffled)), batch_size)
         return [
-            Batch.of(part, vocabulary, number, device) for number, part in enumerate(parts) if part
+            Batch.of(shuffled[first : first + batch_size], vocabulary, number, device)
+            for number, first in enumerate(firsts)
         ]
 
     def measure_before_race(outcome: Outcome) -> None:

@@ -32,11 +32,7 @@ from autopack.packing.checks import (
     nothing_left,
     read,
 )
-from autopack.packing.plans import (
-    Strategy,
-    groups_of,
-    plan,
-)
+from autopack.packing.plans import Strategy, groups_of, plan
 from autopack.packing.strategies import CostModel
 from autopack.pages.figure import (
     GROUPED,
@@ -120,51 +116,47 @@ class Estimate(Report):
 
     def _tables(self) -> list[Table]:
         """Return tables: padded batches, packed rows, and steps and a GPU where asked for."""
-        pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
-        padded = [
-            [str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"]
-            for r, grouped in pairs
-        ]
-        packed = [
-            [
-                arm.label + (f" of {arm.batch_size}" if arm.name == "mini-batch" else ""),
-                f"{arm.rows:,}",
-                f"{arm.padding:.2%}",
-                f"{arm.tokens_saved:.1%}",
-                f"{arm.attention_saved:.1%}",
-                f"{arm.speedup:.2f} x",
-            ]
-            for arm in self._compared[1:]
-        ]
-        of_packed = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
-        caption = (
-            f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
-        )
-        of_padded = ["documents per batch", "random", "grouped by length"]
+        baseline = f"padded batches of {self.baseline.batch_size} in random order"
         tables = [
-            Table([of_padded, *padded], "<>>", "padded batches: share of padding"),
-            Table([of_packed, *packed], "<>>>>>", caption),
+            Table.of(
+                "documents per batch|random|grouped by length",
+                "{0.batch_size}|{0.padding:.1%}|{1.padding:.1%}",
+                self.padded[::2],
+                self.padded[1::2],
+                sides="<>>",
+                caption="padded batches: share of padding",
+            ),
+            Table.of(
+                "|rows|padding|tokens saved|attention saved|speed-up",
+                "{0.label}|{0.rows:,}|{0.padding:.2%}|{0.tokens_saved:.1%}|"
+                "{0.attention_saved:.1%}|{0.speedup:.2f} x",
+                self._compared[1:],
+                sides="<>>>>>",
+                caption=f"packed rows, against {baseline}",
+            ),
         ]
         if self.steps:
-            of_steps = ["", "micro-batches", "slowest rank", "speed-up"]
-            steps = [
-                [s.name, f"{s.micro_batches:.1f}", f"{s.slowest:.2f}", f"{s.speedup:.2f} x"]
-                for s in self.steps
-            ]
             tables.append(
-                Table(
-                    [of_steps, *steps], "<>>>", "optimizer steps, which wait for the slowest rank"
+                Table.of(
+                    "|micro-batches|slowest rank|speed-up",
+                    "{0.name}|{0.micro_batches:.1f}|{0.slowest:.2f}|{0.speedup:.2f} x",
+                    self.steps,
+                    sides="<>>>",
+                    caption="optimizer steps, which wait for the slowest rank",
                 )
             )
         if self.on:
             hidden = hidden_size(self.cost)
-            of_gpu = [["", "bound by", "tokens/s", "speed-up"]]
-            for arm in self.predicted:
-                speed, gain = f"{arm.tokens_per_second:,.0f}", f"{arm.speedup:.2f} x"
-                of_gpu.append([arm.name, arm.bound_by, speed, gain])
-            model = f"a transformer of hidden size {hidden:,} and {layers_of(hidden)} layers"
-            caption = f"predicted, not measured: {model} on one {self.on}"
-            tables.append(Table(of_gpu, "<<>>", caption))
+            tables.append(
+                Table.of(
+                    "|bound by|tokens/s|speed-up",
+                    "{0.name}|{0.bound_by}|{0.tokens_per_second:,.0f}|{0.speedup:.2f} x",
+                    self.predicted,
+                    sides="<<>>",
+                    caption=f"predicted, not measured: a transformer of hidden size {hidden:,} and "
+                    f"{layers_of(hidden)} layers on one {self.on}",
+                )
+            )
         return tables
 
     def _charts(self) -> list[Chart]:
@@ -173,22 +165,18 @@ class Estimate(Report):
             Bar(arm.label, arm.speedup, f"{arm.speedup:.2f} x", colors[arm.order])
             for arm in self._compared
         ]
-        caption = f"Tokens of documents (dashed: mean {self.lengths.mean():,.0f})"
         return [
-            Histogram(caption, self.lengths),
-            Bars(
-                f"Expected speed, rows of {self.max_length:,}, batches of "
-                f"{self.baseline.batch_size}",
-                bars,
+            Histogram(
+                f"Tokens of documents (dashed: mean {self.lengths.mean():,.0f})", self.lengths
             ),
+            Bars(f"Expected speed, rows of {self.max_length:,}", bars),
         ]
 
     @property
     def _compared(self) -> list[EstimatedArm]:
         """Padded batches of the baseline's size in both orders, then all packed arms."""
-        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(
-            self.packed
-        )
+        size = self.baseline.batch_size
+        return [*(arm for arm in self.padded if arm.batch_size == size), *self.packed]
 
 
 def _grouped_by_length(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
@@ -303,7 +291,7 @@ def estimate(
     plans = [plan(lengths, max_length, name) for name in strategies]
     if documents is not None:
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
-        found["prefixes"] = np.minimum(found["prefixes"], max_length)
+        found["prefixes"] = np.minimum(given["prefixes"], max_length)
         plans.append(plan(lengths, max_length, **found))
     for made in plans:
         name = made.strategy if made.shared is None else f"{made.strategy}, groups"
@@ -311,9 +299,7 @@ def estimate(
         packed.append(
             arm(name, len(made), len(made) * int(columns.max()), pairs, int(columns.sum()))
         )
-    baseline = next(
-        each for each in padded if (each.batch_size, each.order) == (batch_size, "random")
-    )
+    baseline = arm("padded", len(lengths), *base, size=batch_size, order="random")
     steps = (
         cost_of_steps(shuffled, batch_size, ranks, accumulation, max_tokens, cost)
         if max_tokens
@@ -321,6 +307,4 @@ def estimate(
     )
     arms = tuple(padded), tuple(packed)
     whole = Estimate(lengths, counts, max_length, cost, baseline, *arms, steps, on)
-    if on is None:
-        return whole
-    return replace(whole, predicted=predict(whole._compared, on, cost, real))
+    return replace(whole, predicted=predict(whole._compared, on, cost, real)) if on else whole

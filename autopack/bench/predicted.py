@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -56,8 +56,9 @@ class EstimatedArm:
 
     @property
     def label(self) -> str:
-        """Name of the arm, with the order of its documents if it has one."""
-        return f"{self.name}, {self.order}" if self.order else self.name
+        """Name of the arm, with the order of its documents, or their number in a packed row."""
+        size = f" of {self.batch_size}" if self.batch_size else ""
+        return self.name + (f", {self.order}" if self.order else size)
 
 
 @dataclass(frozen=True)
@@ -117,21 +118,15 @@ def cost_of_steps(
     )
 
 
-class Accelerator(NamedTuple):
-    """Speed of a GPU by its data sheet: bfloat16 operations and bytes of memory per second."""
-
-    operations: float
-    bandwidth: float
-
-
 # By NVIDIA's data sheets of H100 and A100 (SXM, 80 GB) and its Ada white paper, and AMD's of
 # MI300X.
 DEVICES = {
-    "h100": Accelerator(989.4e12, 3.35e12),
-    "a100": Accelerator(312e12, 2.039e12),
-    "rtx4090": Accelerator(165.2e12, 1.008e12),
-    "mi300x": Accelerator(1307.4e12, 5.3e12),
+    "h100": (989.4e12, 3.35e12),
+    "a100": (312e12, 2.039e12),
+    "rtx4090": (165.2e12, 1.008e12),
+    "mi300x": (1307.4e12, 5.3e12),
 }
+"""Speed of GPUs by their data sheets: bfloat16 operations and bytes of memory per second."""
 LAUNCH = 4e-6
 """Seconds in which the host starts an operation, assumed."""
 LAYER_OPERATIONS, LAYER_VALUES = 111, 240
@@ -184,23 +179,20 @@ def predict(
     whichever is longer, and the rest as long as the bytes that it moves. Nothing is faster than the
     host starts it.
     """
-    device, hidden = DEVICES[on], hidden_size(cost)
+    (operations, bandwidth), hidden = DEVICES[on], hidden_size(cost)
     layers = layers_of(hidden)
-    seconds, bounds = [], []
+    step = 72 * hidden**2 * layers
+    found = []
     for arm in arms:
         calls = -(-arm.rows // arm.batch_size) if arm.order and arm.batch_size else arm.rows
-        step = 72 * hidden**2 * layers
-        arithmetic = step * arm.cost / cost.linear / device.operations
-        weights = step * calls / device.bandwidth
-        moved = 2 * LAYER_VALUES * hidden * layers * arm.tokens / device.bandwidth
-        of_kind = {
-            "arithmetic": arithmetic + moved,
-            "memory": weights + moved,
+        moved = 2 * LAYER_VALUES * hidden * layers * arm.tokens / bandwidth
+        limits = {
+            "arithmetic": step * arm.cost / cost.linear / operations + moved,
+            "memory": step * calls / bandwidth + moved,
             "launches": LAYER_OPERATIONS * layers * calls * LAUNCH,
         }
-        bounds.append(max(of_kind, key=of_kind.__getitem__))
-        seconds.append(max(of_kind.values()))
+        found.append(max((took, bound) for bound, took in limits.items()))
     return tuple(
-        PredictedArm(arm.label, bound, took, real / took, seconds[0] / took)
-        for arm, bound, took in zip(arms, bounds, seconds, strict=True)
+        PredictedArm(arm.label, bound, took, real / took, found[0][0] / took)
+        for arm, (took, bound) in zip(arms, found, strict=True)
     )

@@ -7,6 +7,7 @@ everything else drifts."""
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,13 +135,10 @@ def wait_for(device: Any) -> None:
 
 def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> list[Any]:
     """Return the tensors of a model, an optimizer or None, and a call: they stay between steps."""
-    states = (
-        []
-        if optimizer is None
-        else [value for of in optimizer.state.values() for value in of.values()]
-    )
-    found = [*model.parameters(), *model.buffers(), *states, *call.values()]
-    return [value for value in found if hasattr(value, "element_size")]
+    states = () if optimizer is None else optimizer.state.values()
+    of_steps = (value for of in states for value in of.values())
+    found = (*model.parameters(), *model.buffers(), *of_steps, *call.values())
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
@@ -174,7 +172,7 @@ def mebibytes(count: int | None) -> str:
 
 PADDED, ROW = "padded", "row"
 """Forms of batches."""
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_NO_MEMORY = re.compile("(allocate|enough|out of) memory")
 
 
 @dataclass
@@ -292,12 +290,8 @@ class Contest:
         optimizer: torch.optim.Optimizer | None = None,
         calls: Callable[[Arm, Any, Sequence[Batch]], list[dict[str, Any]]] = calls_of,
     ) -> None:
-        self.model, self.state, self.optimizer, self.device = (
-            model,
-            state,
-            optimizer,
-            device_of(model),
-        )
+        self.model, self.state, self.optimizer = model, state, optimizer
+        self.device = device_of(model)
         self.calls = {arm.name: calls(arm, model, batches) for arm in arms}
         tokens = sum(sum(batch.lengths) for batch in batches)
         self.outcomes = [Outcome(arm, tokens) for arm in arms]
@@ -340,30 +334,27 @@ class Contest:
 
     def _lap(self, outcome: Outcome) -> Lap | None:
         """Time one pass of an arm, record its seconds and return the lap; None if it failed."""
-        arm = outcome.arm
-        state, ready = partial(self.state, arm), partial(self._warm_up, arm)
+        arm, call = outcome.arm, torch.no_grad()(self.model.__call__)
         lap = self.attempt(
-            outcome, Entrant(partial(self.run, arm), state, ready, partial(wait_for, self.device))
+            outcome,
+            Entrant(
+                partial(self.run, arm),
+                partial(self.state, arm),
+                # One-time work of the first call is not timed.
+                partial(call, **self.calls[arm.name][0]),
+                partial(wait_for, self.device),
+            ),
         )
         if lap is not None:
             outcome.seconds.append(lap["wall"])
         return lap
 
-    @torch.no_grad()
-    def _warm_up(self, arm: Arm) -> None:
-        """Run the first call of an arm without gradients, so that one-time work is not timed."""
-        self.model(**self.calls[arm.name][0])
-
     def attempt(self, outcome: Outcome, act: Callable[[], Any]) -> Any:
         """Return `act()`; if it raises, note why in `outcome.failed`, free memory, return None."""
         try:
             return act()
-        except (
-            Exception
-        ) as raised:  # whatever a model may raise in one form of the batch and not in another
-            full = isinstance(raised, MemoryError) or any(
-                said in str(raised) for said in _NO_MEMORY
-            )
+        except Exception as raised:  # a model may raise anything in one form of the batch alone
+            full = isinstance(raised, MemoryError) or _NO_MEMORY.search(str(raised))
             outcome.failed = "out of memory" if full else in_a_line(raised)[:300]
         # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
         self.model.zero_grad(set_to_none=True)

@@ -4,7 +4,6 @@ drawn like known data or of given data, whose examples `datasets` reads."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -14,15 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import (
-    IDS,
-    MASK,
-    bad_file,
-    no_examples,
-    read,
-    reworded,
-    unusable,
-)
+from autopack.packing.checks import IDS, MASK, bad_file, no_examples, read, reworded, unusable
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +24,8 @@ if TYPE_CHECKING:
 BATCH = 1000
 """Examples of a data set that are read at a time, and texts that are tokenized at a time."""
 FILES = (".json", ".jsonl", ".npy", ".parquet")
-_TEXT, _SAID = ("string", "large_string"), ("role", "content")
-"""Types of text in arrow, and what a message of a chat has."""
+_TEXT = ("string", "large_string")
+"""Types of text in arrow."""
 TINY = "tiny"
 _LATENT = ("num_key_value_heads", "head_dim")
 """Fields that mean something else in multi-head latent attention: see `autopack.tiny`."""
@@ -84,7 +75,7 @@ def build(
     task: str,
     longest: int,
     *,
-    attn: str | None,
+    attn: Any,
     dtype: torch.dtype,
     device: str = "cpu",
     seed: int = 0,
@@ -107,11 +98,10 @@ def build(
         # RoBERTa's first position is not 0
         given["max_position_embeddings"] = max(longest + 8, rules.POSITIONS)
     if size == TINY:
-        kind: Any = attn
         return models.build(
             model_type,
             task=task,
-            attn_implementation=kind,
+            attn_implementation=attn,
             dtype=dtype,
             device=device,
             seed=seed,
@@ -224,18 +214,12 @@ def _load(path: Path) -> Any:
         if path.suffix == ".json":
             return json.loads(path.read_text(encoding="utf-8"))
         if path.suffix == ".jsonl":
-            return [
-                json.loads(line)
-                for line in path.read_text(encoding="utf-8").splitlines()
-                if line.strip()
-            ]
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
         import datasets
 
-        return (
-            datasets.load_from_disk(str(path))
-            if path.is_dir()
-            else datasets.Dataset.from_parquet(str(path))
-        )
+        read_as = datasets.load_from_disk if path.is_dir() else datasets.Dataset.from_parquet
+        return read_as(str(path))
     except (ValueError, OSError, RecursionError) as error:
         raise bad_file(f"cannot be read as {path.suffix or 'a dataset'}: {error}") from error
 
@@ -281,23 +265,23 @@ def _token_counts(name: str, values: Any, tokenizer: Any) -> np.ndarray:
     An int is their number. Lists of ints are counted; text is tokenized, and so are messages of a
     chat as their template writes them.
     """
-    import pyarrow.compute as pc
+    from pyarrow import compute, types
 
-    kind = str(values.type)
-    is_list = kind.startswith(("list<", "large_list<", "fixed_size_list<"))
-    is_chat = re.match(r"(large_)?list<\w+: struct<", kind) is not None
-    if absent := values.null_count or (is_list and pc.list_flatten(values).null_count):
+    kind = values.type
+    part = getattr(kind, "value_type", kind)
+    is_list, fields = part is not kind, part if types.is_struct(part) else ()
+    said = {field.name for field in fields if str(field.type) in _TEXT}
+    is_chat = is_list and {"role", "content"} <= said
+    if absent := values.null_count or (is_list and compute.list_flatten(values).null_count):
         raise unusable(
             f"column {name!r}: values are missing ({absent:,}); fill them, or leave the examples "
             "out"
         )
-    if re.fullmatch(r"u?int\d+", kind):
+    if types.is_integer(kind):
         return values.to_numpy()
-    if re.match(r"(large_|fixed_size_)?list<\w+: u?int\d+\b", kind):
-        return pc.list_value_length(values).to_numpy()
-    if kind not in _TEXT and not (
-        is_chat and all(re.search(rf"\b{key}: (large_)?string\b", kind) for key in _SAID)
-    ):
+    if types.is_integer(part):
+        return compute.list_value_length(values).to_numpy()
+    if not (str(kind) in _TEXT or is_chat):
         raise unusable(
             f"column {name!r}: wanted lengths, lists of token ids, text, or messages with role and "
             f"content, found {kind}"

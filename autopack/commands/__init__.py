@@ -1,6 +1,6 @@
 """The subcommands of ``autopack``, one module each, and what several of them have in common.
 
-Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit
+The docstring of each describes it, options.json lists its options, and `run` returns the exit
 status.
 """
 
@@ -16,11 +16,13 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from autopack.bench.subjects import TINY, build
+from autopack.bench.predicted import DEVICES
+from autopack.bench.subjects import NAMES, TINY, build
 from autopack.errors import AutopackError, did_you_mean
-from autopack.options import TASKS
+from autopack.options import CHOICES, TASKS
+from autopack.packing.checks import Overflow
 from autopack.pages import parts
 from autopack.pages.figure import formats
 from autopack.version import __version__
@@ -29,38 +31,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add_data_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options of commands that take a data set: --column, --tokenizer, --batch-size."""
-    parser.add_argument(
-        "--column",
-        action="extend",
-        type=lambda text: text.split(","),
-        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with "
-        "--tokenizer text or messages); several, as prompt,completion, add up",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="a tokenizer of transformers, for text and for messages of a chat",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=8, help="documents of a padded batch (%(default)s)"
-    )
+_OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
+"""Sets of options (flags, and what argparse takes of each), and each command's sets by heading."""
+_VALUES: dict[str, Any] = {
+    "int": int,
+    "FILE": Path,
+    "COLUMNS": lambda text: text.split(","),
+    "DTYPES": ("float32", "float64", "bfloat16", "float16"),
+    "TASKS": TASKS,
+    "SIZES": NAMES,
+    "BACKENDS": CHOICES["backend"],
+    "OVERFLOW": get_args(Overflow),
+    "DEVICES": list(DEVICES),
+}
+"""The types and choices that options.json names."""
 
 
-def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options --json, --html and --plot, for `check_outputs` and `show`."""
-    group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print everything as JSON")
-    group.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="also write it as a page that needs nothing but itself (figures need matplotlib)",
-    )
-    group.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)"
-    )
+def add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options that options.json has for a command; of those below "either" one is taken."""
+    for title, names in _OPTIONS["commands"][command].items():
+        group: Any = parser.add_argument_group(title) if title else parser
+        if title == "either":
+            group = parser.add_mutually_exclusive_group()
+        for name in names.split():
+            for flags, form in _OPTIONS["sets"][name].items():
+                values = {key: _VALUES[form[key]] for key in ("type", "choices") if key in form}
+                group.add_argument(*flags.split(), **form | values)
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -84,13 +80,15 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
 
     The page has a title, the pieces that a notebook shows too, and what was run by what.
     """
-    print(json.dumps(_finite(data), indent=1) if args.json else found)
+    # nan and infinities are no JSON
+    finite = json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
+    print(json.dumps(finite, indent=1) if args.json else found)
     if args.html is not None:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "numpy")]
         made = {
             "command": shlex.join(["autopack", *args.argv]),
             "versions": ", ".join(
-                [f"autopack {__version__}", *versions, f"Python {platform.python_version()}"],
+                [f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]
             ),
             "platform": platform.platform(),
             "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
@@ -103,11 +101,6 @@ def show(args: argparse.Namespace, title: str, found: Any, data: dict[str, Any])
     for name, path in (("Page", args.html), ("Picture", args.plot)):
         if path is not None and not args.json:
             print(f"\n{name}: {path}")
-
-
-def _finite(data: Any) -> Any:
-    """Return data as it is when read from JSON, with None for nan and infinities."""
-    return json.loads(json.dumps(data, default=_plain), parse_constant=lambda name: None)
 
 
 def _plain(value: Any) -> list[Any]:
@@ -130,54 +123,14 @@ def keep_freed_memory() -> None:
         libc.mallopt(top_pad, 2**28)
 
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-
-
 class CannotLoad(AutopackError):
     """Error for a model that is not there, or cannot be loaded or built with the options."""
 
     code = "model-unavailable"
 
 
-def add_model_options(
-    parser: argparse._ActionsContainer,
-    dtype: str | None = None,
-    device: str | None = None,
-) -> None:
-    """Add --attn, --trust-remote-code, --dtype and --device; a default of None stays None.
-
-    The help says that None stands for a GPU if there is one, and for bfloat16 there, else float32:
-    the caller fills that in.
-    """
-    parser.add_argument(
-        "--attn-implementation",
-        "--attn",
-        metavar="NAME",
-        help="eager, sdpa, flash_attention_2 ... (what transformers chooses)",
-    )
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the code in the model's directory",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default=dtype,
-        help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})",
-    )
-    parser.add_argument(
-        "--device",
-        default=device,
-        help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})",
-    )
-
-
 def obtain(
-    args: argparse.Namespace,
-    tasks: Collection[str],
-    size: str = TINY,
-    longest: int = 0,
+    args: argparse.Namespace, tasks: Collection[str], size: str = TINY, longest: int = 0
 ) -> PreTrainedModel:
     """Return the model that `args.model` names: saved, of the Hub's cache, or built by its type.
 
@@ -207,12 +160,8 @@ def obtain(
         try:
             return build(args.model, size, _task_for(args.model, tasks), longest, **form)
         except (CannotBuild, RuntimeError) as error:
-            reason = (
-                error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
-            )
             raise CannotLoad(
-                f"cannot build {args.model}: {reason}; choose another type, size, --attn, --dtype "
-                "or --device"
+                f"{error}; choose another type, size, --attn, --dtype or --device"
             ) from error
     options: dict[str, Any] = {
         "local_files_only": True,
@@ -225,26 +174,19 @@ def obtain(
         options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation
-        saved: Any = getattr(
-            transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None
-        )
+        names = getattr(config, "architectures", None) or [""]
+        saved: Any = getattr(transformers, names[0], None)
         if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
             saved = transformers.AutoModelForCausalLM
         return saved.from_pretrained(name, config=config, **options).to(args.device)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         said = f"transformers {transformers.__version__} cannot load {name}: {error}"
         if not is_saved(args.model):
-            known = types_for(tasks)
-            closest = did_you_mean(
-                args.model,
-                known,
-                f"; it knows {len(known)}, from {known[0]} to {known[-1]}",
-            )
             sorts = "" if len(tasks) == len(TASKS) else f" ({' or '.join(tasks)})"
             said = (
                 f"{args.model!r} is neither a directory with a saved model, nor a downloaded model "
                 f"of the Hub (nothing is downloaded here), nor a model type{sorts} of transformers "
-                f"{transformers.__version__}; name one of these{closest}"
+                f"{transformers.__version__}; name one{did_you_mean(args.model, types_for(tasks))}"
             )
         raise CannotLoad(said) from error
 

@@ -40,10 +40,6 @@ SECTIONS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the diagnosis and return 0 if nothing is broken, else 1."""
     found = examine()
@@ -65,29 +61,26 @@ def examine() -> dict[str, Any]:
     torch, transformers = versions["torch"], versions["transformers"]
     if torch is not None and transformers is not None:
         problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
-    is_ready, fails = not problems, dict[str, str]()
+    works = not problems
     for name, module in IMPORTED.items():
-        if versions[name] is None or not (said := _failure(partial(import_module, module))):
-            continue
-        fails[name] = said.rstrip(".")
-        way = "to match the installed torch, or uninstall it"
-        problems.append(
-            f"{name} {versions[name]} is installed, but `import {module}` fails: {fails[name]}. "
-            f"Reinstall it {'with what it needs' if name in MINIMUM else way}."
-        )
+        if versions[name] is not None and (why := _failure(partial(import_module, module))):
+            works = works and name not in MINIMUM
+            problems.append(
+                f"{name} {versions[name]} is installed, but `import {module}` fails: "
+                f"{why.rstrip('.')}. Reinstall it with what it needs, or uninstall it."
+            )
     python = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
     there = {name: installed or "not installed" for name, installed in versions.items()}
     found: dict[str, Any] = {name: {} for name in SECTIONS}
     found["packages"] = {"python": python, "autopack": __version__, **there}
-    if torch is not None and "torch" not in fails:
-        found["devices"] = _devices()
-    trials: dict[str, Callable[[], None]] = {
+    trials: dict[str, Callable[[], Any]] = {
+        "looking for devices": lambda: found["devices"].update(_devices()),
         "looking for backends": partial(_examine_backends, found),
         "importing autopack's parts": _import_all,
         "a tiny Llama with sdpa attention": partial(_try_model, "sdpa"),
         "a tiny Llama with eager attention": partial(_try_model, "eager"),
     }
-    for what, attempt in trials.items() if is_ready and not fails.keys() & MINIMUM else ():
+    for what, attempt in trials.items() if works else ():
         if said := _failure(attempt):
             problems.append(
                 f"autopack was tried, and {what} fails with {said}. Please report this with the "
@@ -110,8 +103,7 @@ def _devices() -> dict[str, str]:
     """Return a description of each device that torch can use here, by the device's name."""
     import torch
 
-    threads = torch.get_num_threads()
-    found = {"cpu": f"{threads} thread" + ("" if threads == 1 else "s")}
+    found = {"cpu": f"threads: {torch.get_num_threads()}"}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         seen = torch.cuda.get_device_properties(index)

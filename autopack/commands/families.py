@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from autopack.family import Family
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "types",
-        nargs="*",
-        metavar="TYPE",
-        help="show only these model types, as in config.model_type",
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-
-
 def run(args: argparse.Namespace) -> int:
     """Print all families, or the facts on named types. Return 1 if a named type is not served."""
     from autopack.registry import families
@@ -35,38 +25,32 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows or {"families": [describe(family) for family in found]}, indent=1))
     elif rows:
+        known = [name for each in found for name in each.model_types]
         for row in rows:
-            known = [name for each in found for name in each.model_types]
+            name = row["type"]
             said = {
                 True: f"served: {row['path']} (family {row['family']})",
                 False: f"refused: {row['refused']}",
-                None: f"no family lists it{did_you_mean(row['type'], known)}; try `autopack audit "
-                f"{row['type']}`",
+                None: f"no family lists it{did_you_mean(name, known)}; try `autopack audit {name}`",
             }
-            _print(row["type"], said[row["served"]])
+            _print(f"{name}: {said[row['served']]}")
     else:
         for family in found:
             if family.model_types:
-                print(f"{family.name}: {family.how}")
-                _print("", " ".join(sorted(family.model_types)), indent=2)
+                _print(f"{family.name}: {family.how}")
+                _print("  " + " ".join(sorted(family.model_types)))
         print("refused")
-        for name, reason in sorted(
-            pair for family in found for pair in family.refused_types.items()
-        ):
-            _print(f"  {name}", reason)
+        refused = {name: why for family in found for name, why in family.refused_types.items()}
+        for name in sorted(refused):
+            _print(f"  {name}: {refused[name]}")
         served = sum(len(family.model_types) for family in found)
         print(f"{served} model types. What was measured of each: docs/reliability.md")
     return 0 if all(row["served"] for row in rows) else 1
 
 
-def _print(name: str, text: str, indent: int = 21) -> None:
-    """Print a name and, to its right, a text that is wrapped and indented by `indent`."""
-    first, others = f"{name:<{indent - 1}} ", " " * indent
-    print(
-        textwrap.fill(
-            text, 118, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
-        )
-    )
+def _print(text: str) -> None:
+    """Print a text, wrapped and indented from the second line on."""
+    print(textwrap.fill(text, 118, subsequent_indent="    ", break_on_hyphens=False))
 
 
 def describe(family: Family) -> dict[str, Any]:

@@ -42,18 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             form = {"choices": option.choices}
         elif option.metavar is not None:
             form = {"type": option.number, "metavar": option.metavar}
-        default = (
-            ("yes" if option.default else "no")
-            if isinstance(option.default, bool)
-            else option.default
-        )
-        said = "" if default is None else f" (default: {default})"
-        parser.add_argument(option.flag, default=None, help=option.help + said, **form)
+        said = f"{option.help} (default: {option.default})"
+        parser.add_argument(option.flag, default=None, help=said, **form)
     parser.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="SCRIPT is a module, as in `python -m`",
+        "-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`"
     )
     # One argument and not two, for argparse would take a `--` that follows the script away.
     parser.add_argument(
@@ -72,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise AutopackError(
-            "there is nothing to run; name a script, a program, or -m MODULE",
-            code="cannot-run",
+            "there is nothing to run; name a script, a program, or -m MODULE", code="cannot-run"
         )
     command = [*_command(script, args.is_module), *arguments]
     launches = (script.partition(".")[0] if args.is_module else Path(script).name) in _LAUNCHERS
@@ -126,16 +117,9 @@ def _interpreter() -> list[str]:
             "this Python does not know its own executable (sys.executable is empty)",
             code="cannot-run",
         )
-    given = sys.flags
-    isolating = {
-        "-I": given.isolated,
-        "-E": given.ignore_environment and not given.isolated,
-        "-S": given.no_site,
-    }
-    flags = [name for name, is_set in isolating.items() if is_set]
-    if flags:
+    if sys.flags.isolated or sys.flags.ignore_environment or sys.flags.no_site:
         raise AutopackError(
-            f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import "
+            "this Python runs with -I, -E or -S and would not read PYTHONPATH or import "
             "sitecustomize, by which autopack starts in the script; run it without, as in `python "
             "-m autopack run ...`",
             code="cannot-run",

@@ -21,7 +21,7 @@ from autopack.calls.entry import Entry
 from autopack.calls.hooks import EntryHook, ExitHook, adapt_forward
 from autopack.calls.met_inside import OwnPositionsHook, PoolerHook, SpanLogitsHook, adapt_loss
 from autopack.errors import SiteDrift, UnsupportedModel
-from autopack.family import Family
+from autopack.family import Family, by_class
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.code import ModelCode
 from autopack.inspection.foreign import is_of_library, is_own
@@ -65,7 +65,7 @@ def anatomy_and_traits(model: PreTrainedModel, family: Family) -> tuple[Anatomy,
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
-    sounds_together = registry.sounds_together_of(anatomy.model_type)
+    sounds_together = registry.fact_of(anatomy.model_type, "sounds_together")
     return anatomy, Traits(family, anatomy, numbering, media, sounds_together)
 
 
@@ -86,7 +86,7 @@ def attach(enabled: EnabledModel, family: Family) -> ModelCode:
     if family.image_mask is not None or enabled.traits.image_of_each:
         to_images = [m for m in modules.cross_attention(model, anatomy.mixing) if m is not model]
     for module in anatomy.mixing:
-        way, adjustment = family.way_of(module), family.adjustment_of(module)
+        way, adjustment = (by_class(of, type(module)) for of in (family.mixers, family.adjustments))
         reads = {"reads_encoder": module in across, "reads_images": module in to_images}
         module.__dict__[MARK] = Mark(enabled.link, way, adjustment, **reads)
         _hook(module, ArrivalHook())

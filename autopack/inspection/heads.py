@@ -68,7 +68,8 @@ def row_head(model: Any) -> RowHead | None:
 def is_head_of_pair(model: Any) -> bool:
     """Return True if an encoder-decoder has a head whose results are not one per decoder token."""
     names = set(parameters_of(type(model)).names)
-    of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
+    known = releases.class_names("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
+    of_tokens = any(cls.__name__ in known for cls in type(model).__mro__)
     return (
         "decoder_input_ids" in names
         and bool({"labels", "start_positions"} & names)

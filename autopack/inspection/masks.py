@@ -97,25 +97,22 @@ class Index:
         return Distance()
 
     def __floordiv__(self, size: Any) -> Chunk:
-        if (
-            (self.queries, self.keys) not in ((1, 0), (0, 1))
-            or self.plus != 0
-            or not isinstance(size, int)
-        ):
+        of_one = (self.queries, self.keys, self.plus) in ((1, 0, 0), (0, 1, 0))
+        if not of_one or not isinstance(size, int):
             raise Unknown
         return Chunk(self.keys == 1, size)
 
     def __le__(self, other: Any) -> Pattern:
-        return (self - _as_index(other)).at_most(0)
+        return (self - other).at_most(0)
 
     def __lt__(self, other: Any) -> Pattern:
-        return (self - _as_index(other)).at_most(-1)
+        return (self - other).at_most(-1)
 
     def __ge__(self, other: Any) -> Pattern:
-        return (_as_index(other) - self).at_most(0)
+        return _as_index(other) <= self
 
     def __gt__(self, other: Any) -> Pattern:
-        return (_as_index(other) - self).at_most(-1)
+        return _as_index(other) < self
 
     def at_most(self, bound: int) -> Pattern:
         """Return the pattern of tokens at which this index is at most `bound`."""

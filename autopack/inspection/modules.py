@@ -112,10 +112,13 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
 def towers(root: nn.Module) -> list[nn.Module]:
     """Return the modules of vision and audio towers that call transformers' attention interface."""
+    return _of_classes(_modules_of_media(root), dispatching_functions)
+
+
+def _modules_of_media(root: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that work on images or sounds, not on text."""
     inside = set(_text_modules(root))
-    return _of_classes(
-        (module for module in root.modules() if module not in inside), dispatching_functions
-    )
+    return [module for module in root.modules() if module not in inside]
 
 
 def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
@@ -134,15 +137,12 @@ def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
     """
     if all("position_ids" in parameters_of(class_of(entry)).names for entry in entries(root)):
         return []
-    inside = set(_text_modules(root))
-    of_media = (
-        part for part in root.modules() if isinstance(part, PreTrainedModel) and part not in inside
-    )
-    taken = ((part, parameters_of(class_of(part))) for part in of_media)
+    parts = [part for part in _modules_of_media(root) if isinstance(part, PreTrainedModel)]
+    taken = (parameters_of(class_of(part)).names for part in parts)
     return [
         part
-        for part, takes in taken
-        if "position_ids" not in takes.names or _QUERIES in takes.names
+        for part, names in zip(parts, taken, strict=True)
+        if "position_ids" not in names or _QUERIES in names
     ]
 
 
@@ -167,8 +167,7 @@ def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> lis
     # A class inside a function cannot be found again by its name, so nothing can stand at its
     # forward.
     attending = _of_classes(
-        _text_modules(root),
-        lambda c: attends_by_itself(c) and found_by_name(defining_class(c)),
+        _text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c))
     )
     inside = {part for mixer in mixers for part in mixer.modules()}
     found = []
@@ -233,13 +232,10 @@ def check_forwards(model: nn.Module) -> None:
 
     Modules of TorchScript have none; they are proven by themselves.
     """
-    kinds = {
-        kind for kind in map(defining_class, map(type, model.modules())) if is_of_library(kind)
-    }
-    kinds -= {kind for kind in kinds if issubclass(kind, torch.jit.ScriptModule)}
-    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
+    for kind in dict.fromkeys(map(defining_class, map(type, model.modules()))):
         forward = vars(kind)["forward"]
-        if not isinstance(inspect.unwrap(forward), FunctionType):
+        is_known = is_of_library(kind) and not issubclass(kind, torch.jit.ScriptModule)
+        if is_known and not isinstance(inspect.unwrap(forward), FunctionType):
             raise SiteDrift(
                 f"autopack expects a function at {kind.__module__}.{kind.__qualname__}.forward; "
                 f"found {type(forward).__name__}. Run `autopack doctor` to see which versions are "
@@ -255,17 +251,9 @@ def entries(model: PreTrainedModel) -> list[Any]:
     not be known. So are the halves of an encoder-decoder, whatever their base (FSMT's are mere
     modules).
     """
-    known = [
-        module
-        for module in _text_modules(model)
-        if isinstance(module, PreTrainedModel) and takes_tokens(module)
-    ]
-    halved = [
-        half
-        for half in halves(model) or ()
-        if not isinstance(half, PreTrainedModel) and takes_tokens(half)
-    ]
-    found: list[Any] = [*known, *halved]
+    known = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel)]
+    halved = [half for half in halves(model) or () if not isinstance(half, PreTrainedModel)]
+    found: list[Any] = [each for each in (*known, *halved) if takes_tokens(each)]
     return [model, *found] if found and found[0] is not model else found
 
 
@@ -294,16 +282,11 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
     if whole is None:
         return None
     try:
-        encoder, decoder = whole.get_encoder(), whole.get_decoder()
-    except (
-        TypeError
-    ):  # a head asks its model in another way than that answers (T5Gemma 2, up to 5.5)
-        encoder, decoder = whole.base_model.get_encoder(), whole.base_model.get_decoder()
-    return (
-        (encoder, decoder)
-        if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module)
-        else None
-    )
+        found = whole.get_encoder(), whole.get_decoder()
+    except TypeError:
+        # a head asks its model in another way than that answers (T5Gemma 2, up to 5.5)
+        found = whole.base_model.get_encoder(), whole.base_model.get_decoder()
+    return found if all(isinstance(half, nn.Module) for half in found) else None
 
 
 def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:

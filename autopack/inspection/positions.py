@@ -63,12 +63,7 @@ class Numbering:
         """
         return self.along_mask or not (adds_up_mask or self.changed)
 
-    def in_padded_batch(
-        self,
-        config: Any,
-        mask: Tensor,
-        input_ids: Tensor | None,
-    ) -> Tensor:
+    def in_padded_batch(self, config: Any, mask: Tensor, input_ids: Tensor | None) -> Tensor:
         """Return a padded batch's positions in models of this config: int64 (rows, columns).
 
         Most models use the column's number, whatever the mask.

@@ -39,21 +39,8 @@ def is_own(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith("transformers.")
 
 
-def causal_lm_class_names() -> frozenset[str]:
-    """Return the class names that transformers maps to causal (or image-text-to-text) modelling."""
-    return _class_names("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
-
-
-def seq2seq_class_names() -> frozenset[str]:
-    """Return the names of all classes that transformers maps to a loss over the decoder's tokens.
-
-    Classes for speech and images are included.
-    """
-    return _class_names("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
-
-
-def _class_names(*tasks: str) -> frozenset[str]:
-    """Return the names of transformers' model classes for some tasks."""
+def class_names(*tasks: str) -> frozenset[str]:
+    """Return the names of transformers' model classes for some tasks, such as "CAUSAL_LM"."""
     values = [value for task in tasks for value in _classes(task).values()]
     return frozenset(
         name for value in values for name in ([value] if isinstance(value, str) else value)
@@ -145,8 +132,7 @@ def kernel_parameters(operation: Any) -> frozenset[str]:
     function = operation.forward if isinstance(operation, nn.Module) else operation
     chooses = "is_new_implementation"
     inner = inspect.unwrap(
-        function,
-        stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ()),
+        function, stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ())
     )
     chosen = inspect.getclosurevars(inner).nonlocals
     own = not chosen and function.__module__.startswith("transformers.models.")

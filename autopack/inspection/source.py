@@ -147,7 +147,8 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 
 def is_named_causal_lm(cls: type) -> bool:
     """Return True if transformers maps a class, or its base there, to causal language modelling."""
-    return not releases.causal_lm_class_names().isdisjoint(names_of(cls))
+    known = releases.class_names("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
+    return not known.isdisjoint(names_of(cls))
 
 
 def names_of(cls: type) -> tuple[str, ...]:
@@ -340,5 +341,5 @@ def modules_with_own_function(modules: list[nn.Module], implementation: str) -> 
         {
             id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"]
             for n in own
-        }.values(),
+        }.values()
     )

@@ -26,16 +26,18 @@ class State:
     """Snapshot of a model's buffers and attributes that third-party code may write."""
 
     def __init__(self, model: nn.Module):
-        found = ((name, module, _watched_in(module)) for name, module in model.named_modules())
-        self._modules = [(name, module, names) for name, module, names in found if names]
-        self._before = [_values(module, names) for _, module, names in self._modules]
+        self._watched = [
+            (name, module, names, _values(module, names))
+            for name, module in model.named_modules()
+            if (names := _watched_in(module))
+        ]
 
     def __bool__(self) -> bool:
-        return bool(self._modules)
+        return bool(self._watched)
 
     def changed(self) -> str | None:
         """Return, in words, the first module and attribute written since the snapshot, or None."""
-        for (path, module, names), before in zip(self._modules, self._before, strict=True):
+        for path, module, names, before in self._watched:
             after = _values(module, names)
             name = next((name for name in names if not _is_same(before[name], after[name])), None)
             if name is not None:
@@ -82,7 +84,7 @@ class Contents:
                         *layers(value),
                         *getattr(value, "args", ()),
                         *getattr(value, "keywords", {}).values(),
-                    ],
+                    ]
                 )
 
     def _keep_function(self, function: FunctionType) -> None:
@@ -131,6 +133,7 @@ def _watched_in(module: nn.Module) -> list[str]:
     held = vars(module)
     buffers = [name for name, each in module._buffers.items() if each is not None]
     written = [name for name in read if isinstance(held.get(name), _HOLDERS)]
+    # not by iteration, which stand-ins of torch.jit do otherwise
     others = {*_INTERNAL, *module._parameters.keys(), *module._modules.keys()}
     return [name for name in dict.fromkeys([*buffers, *stored, *written]) if name not in others]
 

@@ -33,9 +33,6 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 _NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML forbids and fonts lack: terminals' codes in messages, bytes of a path that
 are no text."""
-NO_FIGURES = (
-    "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
-)
 MOST = 10.0
 """Influence from which on colours are the darkest."""
 WIDTH = 6
@@ -78,17 +75,14 @@ class Bars:
             ends = [
                 row.interval or (value, value) for row, value in zip(self.rows, values, strict=True)
             ]
-            form |= {"xerr": abs(np.transpose(ends) - values), "ecolor": INK, "capsize": 4}
+            form |= {"xerr": abs(np.transpose(ends) - values), "ecolor": INK}
         bars = axes.barh(places, values, 0.66, **form)
         axes.bar_label(bars, [row.said for row in self.rows], padding=6)
         axes.set_yticks(places, [row.name for row in self.rows])
         axes.invert_yaxis()
         axes.locator_params(axis="x", nbins=5)
         axes.xaxis.set_major_formatter("{x:,g}")
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.grid(axis="x", color=LINE)
-        axes.set_axisbelow(True)
+        axes.grid(axis="x")
 
 
 @dataclass(frozen=True)
@@ -112,17 +106,15 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Influence:
-    """Heat map of the changes in each thing (row) that come from each other thing (column).
+    """Heat map of the changes in each document (row) that come from each other one (column).
 
-    `values` are (things, things), nan on the diagonal. Values up to `rounding` have the lightest
-    colour.
+    `values` are (documents, documents), nan on the diagonal. Values up to `rounding` have the
+    lightest colour.
     """
 
     caption: str
     values: Any
     rounding: float
-    labels: tuple[str, str]
-    scale: str
     height: float = 4.6
 
     def draw(self, axes: Axes) -> None:
@@ -147,10 +139,9 @@ class Influence:
                 va="center",
                 color=PAPER if value > 0.1 else INK,
             )
-        axes.set(xticks=range(1, count + 1), yticks=range(1, count + 1))
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.set(xlabel=f"{self.labels[0]}\n({self.scale})", ylabel=self.labels[1])
+        numbers = range(1, count + 1)
+        below = "document that was changed\n(change of logits / their standard deviation)"
+        axes.set(xticks=numbers, yticks=numbers, xlabel=below, ylabel="document that was watched")
 
 
 Chart: TypeAlias = Bars | Histogram | Influence
@@ -177,12 +168,8 @@ def picture(charts: Sequence[Chart], title: str = "") -> Figure:
     height = rows * (0.3 + max(chart.height for chart in charts)) + 0.25 * len(title.splitlines())
     library = _matplotlib()
     with library.style.context(STYLE):
-        figure: Figure = library.figure.Figure(
-            figsize=(WIDTH * columns, height),
-            dpi=150,
-            layout="constrained",
-        )
-        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+        figure: Figure = library.figure.Figure(figsize=(WIDTH * columns, height))
+        figure.suptitle(title, x=0.01, ha="left")
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
             chart.draw(axes)
@@ -201,7 +188,7 @@ def figures(charts: Sequence[Chart]) -> str:
     try:
         drawn = picture(charts)
     except NeedsMatplotlib:
-        return parts.lines([NO_FIGURES])
+        return parts.lines(["Figures are left out, since matplotlib is not installed."])
     # Several figures share a page: what one names must not be another's.
     with _matplotlib().style.context([STYLE, {"svg.hashsalt": repr(charts)}]):
         drawn.savefig(buffer, format="svg", metadata=nothing)
@@ -218,6 +205,15 @@ class Table(NamedTuple):
     rows: Sequence[parts.Row]
     sides: str
     caption: str = ""
+
+    @classmethod
+    def of(cls, head: str, form: str, *columns: Iterable[Any], **options: str) -> Table:
+        """Return a table of a head and a row for each entry of the columns, written by a format.
+
+        A | parts the cells of head and format. `options` are the table's other fields.
+        """
+        lines = [head, *map(form.format, *columns)]
+        return cls([line.split("|") for line in lines], **options)
 
 
 class Sections(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from autopack.family import Family, SoundsRule
+from autopack.family import Family, SoundsRule, by_class
 from autopack.inspection.modules import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import parameters_of
@@ -28,7 +28,7 @@ class Traits:
         Attributes that are not explained here are explained in `Family` and `Way`.
         """
         model_type = anatomy.model_type
-        ways = {way for mixer in anatomy.mixers if (way := family.way_of(mixer)) is not None}
+        ways = {by_class(family.mixers, type(mixer)) for mixer in anatomy.mixers} - {None}
         attends = bool(anatomy.attention) or any(way.attends for way in ways)
         # A recurrent mixer may begin anew where positions do.
         told_positions = any(
@@ -43,7 +43,9 @@ class Traits:
         self.masks_without_cache = any(way.masks_without_cache for way in ways)
         self.reads_padding = any(way.reads_padding for way in ways)
         self.recurs = any(way.recurs for way in ways)
-        self.adjusted = any(map(family.adjustment_of, anatomy.attention))
+        self.adjusted = any(
+            by_class(family.adjustments, type(module)) for module in anatomy.attention
+        )
         """True if its attention gets queries, keys or values that depend on columns."""
         self.counts_columns = self.adjusted or any(way.counts for way in ways)
         """True if something in it counts columns, padding's too."""

@@ -45,7 +45,7 @@ def types_for(task: str) -> list[str]:
         {
             *getattr(modeling_auto, f"{TASKS[task]}_NAMES"),
             *(added.model_type for added in registered),
-        },
+        }
     )
 
 
@@ -64,10 +64,7 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 
 
 def of_class(
-    config_class: type[PretrainedConfig],
-    overrides: Fields,
-    parts: dict[str, str],
-    task: str = "",
+    config_class: type[PretrainedConfig], overrides: Fields, parts: dict[str, str], task: str = ""
 ) -> PretrainedConfig:
     """Return a tiny configuration of a class of any origin, shrunk as `config` shrinks a type.
 
@@ -112,9 +109,14 @@ def _arguments(default: PretrainedConfig, own: Fields, overrides: Fields) -> Fie
     # configurations
     parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}
     given = _routed(default, parts, overrides)
-    arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
+    depth = next((name for name in rules.DEPTH if isinstance(present.get(name), int)), "")
+    arguments = _shrunk(default) | _kinds(present, present.get(depth)) | _token_ids(present)
+    if "kv_lora_rank" in present:  # no grouped heads; head_dim is the width that is rotated
+        latent = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
+        arguments |= {n: rules.FIELDS[like] for n, like in latent.items() if n in present}
     arguments |= {name: value for name, value in (own | given).items() if name not in parts}
-    _fit_depth(present, own, given, arguments)
+    if depth:
+        _fit_depth(depth, own, given, arguments)
     for name, part in parts.items():
         of_part = known("configs", part.model_type) | known("causal", part.model_type)
         arguments[name] = _arguments(part, of_part, {**own.get(name, {}), **given.get(name, {})})
@@ -157,22 +159,11 @@ def _shrunk(default: PretrainedConfig) -> Fields:
     return arguments
 
 
-def _latent(present: Fields) -> Fields:
-    """Return fields for latent attention (no grouped heads, rotated width as `head_dim`), or {}."""
-    if "kv_lora_rank" not in present:
-        return {}
-    found = {"num_key_value_heads": rules.HEADS}
-    return found | ({"head_dim": rules.FIELDS["qk_rope_head_dim"]} if "head_dim" in present else {})
-
-
-def _kinds(present: Fields) -> Fields:
+def _kinds(present: Fields, depth: int | None) -> Fields:
     """Return the default's lists of a value per layer, cut down to the first layer of each kind."""
-    depth = present.get(_depth_name(present) or "")
     lists = {name: value for name, value in _per_layer(present).items() if len(value) == depth}
-    if not lists:
-        return {}
     layers = list(zip(*lists.values(), strict=True))
-    chosen = sorted(layers.index(kind) for kind in set(layers))
+    chosen = sorted(map(layers.index, set(layers)))
     chosen *= 1 if len(chosen) >= rules.LAYERS else rules.LAYERS
     return {name: [value[index] for index in chosen] for name, value in lists.items()}
 
@@ -186,32 +177,17 @@ def _per_layer(fields: Fields) -> dict[str, Sequence[Any]]:
     }
 
 
-def _depth_name(present: Fields) -> str | None:
-    """Return the name of the field with the number of layers, or None."""
-    return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
-
-
-def _fit_depth(
-    present: Fields,
-    own: Fields,
-    given: Fields,
-    arguments: Fields,
-) -> None:
-    """Set the number of layers in `arguments`, and lists as long; the caller's `given` wins."""
-    name = _depth_name(present)
-    if name is None:
-        return
+def _fit_depth(name: str, own: Fields, given: Fields, arguments: Fields) -> None:
+    """Set `name`, the number of layers, in `arguments`, and lists as long; `given` wins."""
     sources = (given, own, _per_layer(arguments), arguments)
     depths = (
         source.get(name) or next(map(len, _per_layer(source).values()), None) for source in sources
     )
-    depth = next(filter(None, depths), None)
-    if depth is None:
-        return
-    arguments[name] = depth
-    for key, values in _per_layer(arguments).items():
-        if key not in given:
-            arguments[key] = [values[index % len(values)] for index in range(depth)]
+    if (depth := next(filter(None, depths), None)) is not None:
+        arguments[name] = depth
+        for key, values in _per_layer(arguments).items():
+            if key not in given:
+                arguments[key] = [values[index % len(values)] for index in range(depth)]
 
 
 def _token_ids(present: Fields) -> Fields:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from math import prod
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from autopack.tiny.media_rows import (
     Document,
     features_of,
     form_of,
+    made_of,
     tokens_of_parts,
 )
 from autopack.tiny.models import tokens
@@ -71,8 +72,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         decoded["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
         if needs_images(model):  # its encoder takes no tokens, and one image
             return Document(decoded, (_picture(model, seed, generator),))
-    fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
-    around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
+    fields = f"image_token_id image_token_index{' video_token_index' if form == _FRAMES else ''}"
+    around = "vision_start_token_id vision_end_token_id", "image_start_id image_end_id"
     kinds = dict.fromkeys("mm_token_type_ids token_type_ids image_embeds_position_mask".split(), 1)
     per_token, places = tokens_of_parts(model, parts, seed, fields, around, kinds, add_picture)
     if "token_type_ids" in per_token and form == "square after a prefix":
@@ -119,43 +120,44 @@ square | pixel_values drawn 1 channels size size
 square after a prefix | pixel_values drawn 1 channels size size
 square beside text | pixel_values drawn 1 channels size size
 square and instructions | pixel_values drawn 1 channels size size
-square and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4 words
+square and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4<words
 frames and instructions | pixel_values drawn 1 2 channels size size
-frames and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4 words
+frames and instructions | qformer_input_ids tokens 1 4 | qformer_attention_mask mask 1 4<words
 square and crops | pixel_values drawn 1 channels size size
 square and crops | pixel_values_local drawn many channels size size | num_local_patches numbers many
 views | pixel_values drawn 1 channels size size
 views | pixel_values_local drawn many channels half half | num_local_patches numbers many
 square and grids of crops | pixel_values drawn 1 channels size size
 square and grids of crops | pixel_values_local drawn 2*many channels size size
-square and grids of crops | num_local_patches numbers 2*many | patches_grid row many 2
+square and grids of crops | num_local_patches list 2*many | patches_grid lists many 2
 two resolutions | pixel_values drawn 1 channels size size
 two resolutions | high_res_pixel_values drawn 1 channels fine fine
-sized | pixel_values drawn 1 channels size size | image_sizes row size width
+sized | pixel_values drawn 1 channels size size<width | image_sizes row size width
 tiles | pixel_values drawn 1 5 channels size size | image_sizes row tall 2*size
 tiles alone | pixel_values drawn 1 2 channels size size
-tiles by row | pixel_values drawn 1 1 tiles channels size size
-tiles by row | aspect_ratio_ids row many | aspect_ratio_mask mask 1 1 tiles many
+tiles by row | pixel_values drawn 1 1 tiles<many channels size size
+tiles by row | aspect_ratio_ids row many | aspect_ratio_mask mask 1 1 tiles<many
 nested | pixel_values drawn 1 1 channels size size
 nested, seen | pixel_values drawn 1 1 channels size size
-nested, masked | pixel_values drawn 1 1 channels size size | pixel_attention_mask boolean 1 1 1
+nested, masked | pixel_values drawn 1 1 channels size size | pixel_attention_mask boolean 1 1
 flat patches | pixel_values drawn 1 more channels*patch*patch
 flattened patches | flattened_patches drawn 1 6 of_patch
-flattened patches, masked | flattened_patches drawn 1 6 of_patch | attention_mask mask 1 6 2*more
+flattened patches, masked | flattened_patches drawn 1 6 of_patch | attention_mask mask 1 6<2*more
 numbered patches | pixel_values drawn more high*wide channels*patch*patch
 numbered patches | image_grids row rows columns rows*many columns | image_num_crops numbers more
 spatial patches | pixel_values drawn 1 16 channels*patch*patch
-spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16 8*many
+spatial patches | spatial_shapes row 4 2*many | pixel_attention_mask mask 1 16<8*many
 patches | pixel_values drawn 1 side*side channels*patch*patch
 """
-"""The arguments of one image, by the form: each is drawn, tokens, a row of numbers, numbers, or a
-mask (of ones and zeros, or boolean) with so many that are not padding. Axes and numbers are
-products of the sizes in `_picture`."""
+"""The arguments of one image, by the form; see `made_of`. The sizes are in `_picture`."""
 
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> Arguments:
     """Return one image's arguments; sizes differ by odd or even `number` if the type allows it."""
-    form, vision, odd = form_of(model), _vision(model), number % 2
+    form, odd = form_of(model), number % 2
+    whole = getattr(model.config, "encoder", model.config)
+    parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
+    vision: Any = next((part for part in parts if part is not None), model.config)
 
     def of_vision(*names: str, default: int = 1) -> Any:
         return next((v for name in names if (v := getattr(vision, name, None))), default)
@@ -184,33 +186,11 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     if form == "numbered patches":
         high, wide = (side // patch for side in vision.image_size)
         sizes |= {"high": high, "wide": wide, "rows": high // 2, "columns": wide // 2}
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-
-    def made(kind: str, *axes: str) -> torch.Tensor:
-        shape = [prod(sizes.get(part) or int(part) for part in axis.split("*")) for axis in axes]
-        if kind == "drawn":
-            return torch.randn(shape, generator=generator).to(dtype)
-        if kind == "tokens":
-            low, high = rules.ORDINARY.start, rules.ORDINARY.stop
-            return torch.randint(low, high, shape, generator=generator)
-        if kind in ("mask", "boolean"):
-            mask = (torch.arange(prod(shape[:-1])) < shape[-1]).reshape(shape[:-1])
-            return mask.long() if kind == "mask" else mask
-        return torch.tensor([shape] if kind == "row" else shape)
-
-    lines = (line.split(" | ") for line in _FORMS.strip().splitlines())
-    wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
-    found: Arguments = {name: made(*how) for name, *how in wanted}
+    found = made_of(_FORMS, form, sizes, model, generator)
     pixels: Any = found.get("pixel_values")
     if "image_merge_sizes" not in inspect.signature(type(model).forward).parameters:
         found.pop("image_merge_sizes", None)
-    if form == "sized":
-        pixels[..., sizes["width"] :] = 0
-    elif form == "tiles by row":
-        pixels[:, :, 1 + odd :] = 0
-    elif form == "square and grids of crops":
-        found |= {name: found[name].tolist() for name in ("num_local_patches", "patches_grid")}
-    elif "flattened_patches" in found:  # begin with their row and column; zeros are padding
+    if "flattened_patches" in found:  # begin with their row and column; zeros are padding
         where = torch.cartesian_prod(torch.arange(1, 3), torch.arange(1, 3 + odd))
         patches = found["flattened_patches"][0]
         patches[: len(where), :2], patches[len(where) :] = where, 0
@@ -224,20 +204,6 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     return found
 
 
-def _vision(model: PreTrainedModel) -> Any:
-    """Return the configuration of the part that reads images."""
-    whole = getattr(model.config, "encoder", model.config)
-    parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
-    return next((part for part in parts if part is not None), model.config)
-
-
-_OF_FRAMES = {
-    "pixel_values": "pixel_values_videos",
-    "image_grid_thw": "video_grid_thw",
-    "image_merge_sizes": "video_merge_sizes",
-    "target_sizes": "target_sizes_videos",
-    "image_position_ids": "video_position_ids",
-}
 _AS_IMAGES = frozenset("glm46v glm4v glm4v_moe glm_ocr glmga".split())
 """Types whose videos have the placeholders of images; token types tell the two apart."""
 _WHOLE = frozenset(
@@ -245,9 +211,6 @@ _WHOLE = frozenset(
 )
 """Types whose frames stand one behind the other; others have text between frames, and a run of
 placeholders for each."""
-_IN_SPANS = frozenset({"glm5_next"})
-"""Types whose videos have the placeholders of images, between a token that begins a video and one
-that ends it."""
 
 
 def as_videos(model: PreTrainedModel, document: Document) -> Document:
@@ -261,17 +224,17 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
     has_frames = hasattr(getattr(model, "model", model), "get_video_features")
     medium, media = ("video", videos) if has_frames else ("image", document.images)
     counts = iter(features_of(model, medium, each)[1] for each in media)
-    image, in_spans = config.image_token_id, config.model_type in _IN_SPANS
+    # Its placeholders stand between a token that begins a video and one that ends it.
+    image, in_spans = config.image_token_id, config.model_type == "glm5_next"
     video = image if in_spans or config.model_type in _AS_IMAGES else config.video_token_id
     ids: list[int] = []
-    for place, token in enumerate(before):
-        if token != image:
-            ids.append(token)
-        elif place == 0 or before[place - 1] != token:
+    for token, same in groupby(before):
+        run = [*same]
+        if token == image:
             run = [video] * next(counts)
-            ids += (
-                [config.video_start_token_id, *run, config.video_end_token_id] if in_spans else run
-            )
+            if in_spans:
+                run = [config.video_start_token_id, *run, config.video_end_token_id]
+        ids += run
     whole = torch.tensor([ids])
     types = {name: 2 * (whole == video).long() for name in document.tokens if name != "input_ids"}
     assert types.keys() <= {"mm_token_type_ids", "token_type_ids"}, types.keys()
@@ -285,7 +248,10 @@ def _video(model: PreTrainedModel, picture: Arguments) -> Arguments:
     if form_of(model) in ("tiles", "square"):
         frames = pixels[:, :4] if pixels.ndim == 5 else torch.stack([pixels, -pixels], dim=1)
         return {"pixel_values_videos": frames}
-    found = {_OF_FRAMES[name]: value for name, value in picture.items()}
+    found = {
+        name.replace("image", "video") if "image" in name else f"{name}_videos": value
+        for name, value in picture.items()
+    }
     if config.model_type in _WHOLE:
         found["pixel_values_videos"] = torch.cat([pixels, -pixels])
         found["video_grid_thw"] = found["video_grid_thw"] * torch.tensor([2, 1, 1])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
+from math import prod
 from typing import Any
 
 import torch
@@ -67,8 +68,8 @@ def tokens_of_parts(
     model: PreTrainedModel,
     parts: Sequence[int | str],
     seed: int,
-    fields: Sequence[str],
-    around: Sequence[tuple[str, str]],
+    fields: str,
+    around: tuple[str, str],
     kinds: dict[str, int],
     count_of_next: Callable[[], int],
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -80,7 +81,7 @@ def tokens_of_parts(
     """
     config: Any = model.config
     owners = (config, getattr(config, "audio_config", None))
-    known = (getattr(owner, name, None) for owner in owners for name in fields)
+    known = (getattr(owner, name, None) for owner in owners for name in fields.split())
     placeholder = next((value for value in known if isinstance(value, int)), rules.VOCAB - 1)
     found = []
     for number, part in enumerate(parts):
@@ -89,7 +90,7 @@ def tokens_of_parts(
             continue
         ids = [placeholder] * count_of_next()
         for names in around:
-            start, end = (getattr(config, name, None) for name in names)
+            start, end = (getattr(config, name, None) for name in names.split())
             if isinstance(start, int) and isinstance(end, int):
                 ids = [start, *ids, end]
         found.append(torch.tensor([ids]))
@@ -97,6 +98,51 @@ def tokens_of_parts(
     places, taken = whole == placeholder, inspect.signature(type(model).forward).parameters
     others = {name: kind * places.long() for name, kind in kinds.items() if name in taken}
     return {"input_ids": whole, **others}, places
+
+
+def made_of(
+    forms: str,
+    form: str | None,
+    sizes: Mapping[str, int],
+    model: PreTrainedModel,
+    generator: torch.Generator,
+    ids: range = rules.ORDINARY,
+) -> Arguments:
+    """Return the arguments that the lines of a form describe: each has a name, a kind, and numbers.
+
+    Kinds are drawn, turned (drawn, the last axes swapped),
+    tokens (of `ids`), ones as a mask or boolean, and the numbers themselves, as a
+    tensor (numbers, a row) or as a list (list, lists). Numbers are products of `sizes`. Of an axis
+    `whole<length`, `length` entries are kept, and the others are 0.
+    """
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+    def count(text: str) -> int:
+        return prod(sizes.get(part) or int(part) for part in text.split("*"))
+
+    def made(kind: str, *axes: str) -> Any:
+        shape = [count(axis.partition("<")[0]) for axis in axes]
+        numbers: Any = [shape] if kind in ("row", "lists") else shape
+        if kind.startswith("list"):
+            return numbers
+        if kind in ("row", "numbers"):
+            return torch.tensor(numbers)
+        if kind == "tokens":
+            return torch.randint(ids.start, ids.stop, shape, generator=generator)
+        if kind == "drawn":
+            found = torch.randn(shape, generator=generator).to(dtype)
+        elif kind == "turned":
+            found = torch.randn(*shape[:-2], shape[-1], shape[-2], generator=generator).to(dtype).mT
+        else:
+            found = torch.ones(shape, dtype=torch.bool if kind == "boolean" else torch.int64)
+        for along, axis in enumerate(axes):
+            if "<" in axis:
+                found.transpose(0, along)[count(axis.partition("<")[2]) :] = 0
+        return found
+
+    lines = (line.split(" | ") for line in forms.strip().splitlines())
+    wanted = (argument.split() for name, *of_form in lines if name == form for argument in of_form)
+    return {name: made(*how) for name, *how in wanted}
 
 
 def features_of(model: Any, medium: str, given: Arguments) -> tuple[Any, int]:
@@ -140,18 +186,11 @@ def row(model: PreTrainedModel, documents: Sequence[Document]) -> Arguments:
     for name in {name for document in documents for name in document.seen}:
         arguments[name] = _along_diagonal(name, documents)
     if pictures and form == "numbered patches":
-        arguments[NUMBERS] = _renumbered_patches(pictures)
+        patches = (picture["pixel_values"].shape[:2].numel() for picture in pictures)
+        found = [picture[NUMBERS] for picture in pictures]
+        numbers = zip(found, accumulate(patches, initial=0), strict=False)
+        arguments[NUMBERS] = torch.cat([torch.where(n < 0, n, n + before) for n, before in numbers])
     return arguments
-
-
-def _renumbered_patches(pictures: Sequence[Arguments]) -> Tensor:
-    """Return the pictures' patch numbers end to end, counted over all pictures."""
-    before, found = 0, []
-    for picture in pictures:
-        numbers = picture[NUMBERS]
-        found.append(torch.where(numbers < 0, numbers, numbers + before))
-        before += picture["pixel_values"].shape[:2].numel()
-    return torch.cat(found)
 
 
 def _joined(values: list[Any], along: int) -> Any:

@@ -93,10 +93,7 @@ def of_config(
 
 
 def of_class(
-    cls: Any,
-    config: PretrainedConfig,
-    attn_implementation: Any,
-    dtype: torch.dtype,
+    cls: Any, config: PretrainedConfig, attn_implementation: Any, dtype: torch.dtype
 ) -> PreTrainedModel:
     """Return a new model of a class, with parameters as the class initialises them."""
     # transformers 4.56 renamed the argument together with the field of the configuration.

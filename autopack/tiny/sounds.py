@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.tiny.media_rows import Document, features_of, form_of, tokens_of_parts
+from autopack.tiny.media_rows import Document, features_of, form_of, made_of, tokens_of_parts
 
 SOUND = "sound"
 """Marker of a sound among the lengths of runs of text."""
@@ -48,11 +48,11 @@ def document(
         made.append(_sound(model, len(made) + seed, frames, generator))
         return _placeholders(model, made[-1])
 
-    around = [
-        ("audio_start_token_id", "audio_end_token_id"),
-        ("audio_bos_token_id", "audio_eos_token_id"),
-    ]
-    fields = ("audio_token_id", "audio_token_index")
+    around = (
+        "audio_start_token_id audio_end_token_id",
+        "audio_bos_token_id audio_eos_token_id",
+    )
+    fields = "audio_token_id audio_token_index"
     kinds = {"mm_token_type_ids": 3, "token_type_ids": 0}
     return Document(
         tokens_of_parts(model, parts, seed, fields, around, kinds, add_sound)[0], tuple(made)
@@ -78,73 +78,72 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
     return int(mask.sum()) if form == "frames without a mask" and mask is not None else count
 
 
+_FORMS = """
+window | input_features turned 1 bins whole<length | MASK mask 1 whole<length
+whole window | input_features turned 1 bins whole<length
+bins and frames | input_features turned 1 bins whole<length | MASK mask 1 whole<length
+bins and frames in chunks | input_features turned 1 bins whole<length | MASK mask 1 whole<length
+chunks of frames | input_features drawn many bins whole
+frames | input_features drawn 1 whole<length bins | MASK boolean 1 whole<length
+frames and sizes | audio_input_features drawn 1 whole<length bins
+frames and sizes | MASK boolean 1 whole<length | audio_embed_sizes numbers features
+frames of ids | audio_input_ids tokens 1 length bins | MASK mask 1 length
+frames without a mask | input_features drawn 1 whole<length bins | MASK boolean 1 kept
+samples | input_values drawn 1 whole<length | MASK boolean 1 whole<length
+samples of a channel | input_values drawn 1 1 whole<length | MASK boolean 1 whole<length
+"""
+"""The arguments of one sound, by the form; see `made_of`. MASK is the model's name for a mask.
+
+Silence is a part of a whole window; chunks come with their number of samples; where frames have no
+mask, there is one of the features that a projection makes of them."""
+
+
 def _sound(
     model: Any, number: int, frames: int | None, generator: torch.Generator
 ) -> dict[str, Any]:
-    """Return the arguments of one sound; sounds of different numbers differ in length.
-
-    The forms are:
-
-    * window: (sounds, bins, frames), as many frames as the encoder has positions for, and a mask
-    * whole window: the same without a mask: silence is a part of it
-    * bins and frames: (sounds, bins, frames), padded, and a mask of frames
-    * bins and frames in chunks: the same, padded to whole chunks of the encoder
-    * frames: (sounds, frames, bins), padded, and a mask of frames
-    * frames of ids: the same, of ids of bins
-    * frames without a mask: as frames, and a mask of the features that a projection makes of them
-    * samples: (sounds, samples), padded to whole tokens, and a mask of samples
-    * samples of a channel: the same, (sounds, 1, samples)
-    * chunks of frames: (chunks, bins, frames), and the number of samples of each chunk
-    """
+    """Return the arguments of one sound; sounds of different numbers differ in length."""
     form, config = form_of(model, "sounds") or "", model.config
     names = ("audio_config", "encoder_config", "sound_config", "asr_config")
     part: Any = next((each for name in names if (each := getattr(config, name, None))), config)
     named = inspect.signature(type(model).forward).parameters
-    mask_name = next((name for name in _MASKS if name in named), "")
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    name, width = "input_features", _bins(part)
+    mask = next((name for name in _MASKS if name in named), "none")
+    sizes = {"bins": _bins(part)}
     more = 109 if hasattr(part, "n_window_infer") else 9  # than one window has
     length = FRAMES + more * (number % 2) if frames is None else frames
     if form == "chunks of frames":
         chunk = part.samples_per_token * 5
         lengths = torch.tensor([chunk] * (number % 2) + [length * part.hop_length - 7])
-        whole = _whole(-(-int(lengths.max()) // part.hop_length), 8)
-        of_sound = torch.arange(whole)[None] < lengths[:, None] // part.hop_length
-        features = torch.randn((len(lengths), width, whole), generator=generator).to(dtype)
-        return {name: features * of_sound[:, None], "chunk_sample_lengths": lengths}
+        sizes |= {
+            "many": len(lengths),
+            "whole": _whole(-(-int(lengths.max()) // part.hop_length), 8),
+        }
+        found = made_of(_FORMS, form, sizes, model, generator)
+        for features, samples in zip(found["input_features"], lengths, strict=True):
+            features[:, samples // part.hop_length :] = 0
+        return found | {"chunk_sample_lengths": lengths}
     unit = 1
     if form in ("window", "whole window"):
         unit = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
     elif form == "bins and frames in chunks":
         unit = 2 * part.n_window
     elif form == "frames without a mask":
-        width = part.input_dim
+        kept = _whole(length, config.window_size) // config.downsample_rate
+        sizes |= {"bins": part.input_dim, "kept": kept}
+    elif form == "frames and sizes":
+        sizes["features"] = -(-length // part.time_reduction)
     elif form == "frames" and hasattr(part, "asr_config"):
         unit = part.subsampling_factor
     elif form.startswith("samples"):
         codec: Any = getattr(config, "acoustic_tokenizer_encoder_config", None)
         unit = getattr(part, "samples_per_token", None) or codec.hop_length
-        name, width, length = "input_values", 1, length * unit // 8 - 3
-    whole = _whole(length, unit)
+        length = length * unit // 8 - 3
     # Parakeet's processor gives a frame more than it counts.
-    whole += form == "frames" and getattr(part, "model_type", "") == "parakeet_encoder"
-    mask = torch.arange(whole)[None] < length
-    if form == "frames of ids":
-        ids = torch.randint(part.mel_vocab_size, (1, length, width), generator=generator)
-        return {"audio_input_ids": ids, mask_name: mask.long()}
-    features = torch.randn((1, whole, width), generator=generator).to(dtype) * mask[..., None]
-    if "audio_input_features" in named:
-        sizes = torch.tensor([-(-length // part.time_reduction)])
-        return {"audio_input_features": features, mask_name: mask, "audio_embed_sizes": sizes}
-    if form == "samples":
-        features = features[..., 0]
-    elif not form.startswith("frames"):
-        features, mask = features.transpose(1, 2), mask if width == 1 else mask.long()
-    elif form == "frames without a mask":
-        kept = _whole(length, config.window_size) // config.downsample_rate
-        mask = torch.ones(1, kept, dtype=torch.bool)
-    has_mask = mask_name and form != "whole window"
-    return {name: features, mask_name: mask} if has_mask else {name: features}
+    more = form == "frames" and getattr(part, "model_type", "") == "parakeet_encoder"
+    sizes |= {"length": length, "whole": _whole(length, unit) + more}
+    ids = range(getattr(part, "mel_vocab_size", 1))
+    found = made_of(_FORMS.replace("MASK", mask), form, sizes, model, generator, ids)
+    found.pop("none", None)
+    return found
 
 
 def _bins(part: Any) -> int:
@@ -156,10 +155,9 @@ def _bins(part: Any) -> int:
     ).split()
     parts = (part, getattr(part, "asr_config", None))
     found = (getattr(each, name, None) for each in parts for name in names)
-    return next(
-        (value for value in found if isinstance(value, int)),
-        0,
-    ) * getattr(part, "num_stacked_frames", 1)
+    return next((value for value in found if isinstance(value, int)), 0) * getattr(
+        part, "num_stacked_frames", 1
+    )
 
 
 def _whole(length: int, part: int) -> int:

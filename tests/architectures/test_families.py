@@ -39,10 +39,10 @@ def test_named_types(capsys):
     assert status == 0
     said = " ".join(text.split())
     assert (
-        "mamba2 served: convolution and scan by documents; attention document by document (family"
+        "mamba2: served: convolution and scan by documents; attention document by document (family"
         in said
     )
-    assert "llama served: attention site, document by document (family attention)" in said
+    assert "llama: served: attention site, document by document (family attention)" in said
     assert max(map(len, text.splitlines())) <= 120
     status, text = printed(capsys, "mamba2", "--json")
     assert [row["family"] for row in json.loads(text)] == ["state_space"]
@@ -69,7 +69,7 @@ def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
     )
     monkeypatch.setattr(registry, "_registered", [own])
     assert printed(capsys)[1].startswith("mine: rows\n  toy\n")
-    assert printed(capsys, "toy")[1].splitlines() == [f"{'toy':<20} served: rows (family mine)"]
+    assert printed(capsys, "toy")[1].splitlines() == ["toy: served: rows (family mine)"]
 
 
 @pytest.mark.parametrize("family", registry.families(), ids=lambda family: family.name)

@@ -42,7 +42,7 @@ def test_module_runs():
     [
         ("audit qwen33", "did you mean qwen3"),
         ("audit nothing-like-it", "nor a model type of transformers"),
-        ("audit gpt-oss", "did you mean gpt_oss?"),
+        ("audit gpt-oss", "did you mean gpt_oss"),
         ("audit llama --task masked-lm", "nor a model type (masked-lm) of transformers"),
         ("audit llama --device nonsense", "--device nonsense: torch"),
         ("audit llama --device meta", "pass --device cpu"),

@@ -320,16 +320,16 @@ def test_variables_and_options_reach_the_model_and_an_option_overrides_a_variabl
             {},
             "--no-subprocesses leaves those out",
         ),
-        (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, eager"),
+        (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be auto or eager"),
         (
             ["view.py"],
             {"AUTOPACK_CHECK_EVERY": "often"},
-            "AUTOPACK_CHECK_EVERY must be a whole number of at least 0; found 'often'",
+            "AUTOPACK_CHECK_EVERY must be a whole number; found 'often'",
         ),
         (
             ["view.py"],
             {"AUTOPACK_STRICT": "maybe"},
-            "AUTOPACK_STRICT must be one of yes, 1, true, on, no, 0",
+            "AUTOPACK_STRICT must be yes or 1 or true or on or no or 0",
         ),
     ],
 )
@@ -344,4 +344,4 @@ def test_what_cannot_be_run_exits_with_2(arguments, given, said, monkeypatch, ca
 def test_an_interpreter_that_would_not_start_autopack_is_refused():
     done = start("-I", *RUN, "view.py")
     assert (done.status, done.out) == (2, "")
-    assert "this Python runs with -I and would not read PYTHONPATH" in done.err
+    assert "and would not read PYTHONPATH or import sitecustomize" in done.err
