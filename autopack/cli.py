@@ -1,8 +1,8 @@
 """The command ``autopack``: finds the subcommand, and turns errors into exit statuses.
 
 A subcommand is a module whose docstring is its help, of which ``autopack --help`` shows the first
-line, with ``run(args) -> int``, and options in ``commands/options.json``; importing it imports
-neither torch nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
+line, with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch
+nor transformers. Exit status 0 is success, 1 a check that failed, 2 a request
 that could not be carried out; 130 means Ctrl-C, and 141 a closed pipe.
 """
 
@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from autopack.commands import add_options
 from autopack.errors import AutopackError
 from autopack.version import __version__, refuse_old
 
@@ -88,9 +87,6 @@ def parser() -> argparse.ArgumentParser:
         command = import_module(module)
         about = command.__doc__ or ""
         subparser = subparsers.add_parser(name, help=about.partition("\n")[0], description=about)
-        if name == "run":  # whose options are variables of the environment too
-            command.add_arguments(subparser)
-        else:
-            add_options(subparser, name)
+        command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return whole

@@ -304,6 +304,18 @@ def _verdict(result: DemoResult) -> str:
     )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--steps", type=int, default=DemoSettings.steps, help="optimizer steps (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=DemoSettings.seed,
+        help="of weights and order (%(default)s)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table; return 0 if autopack's losses are the padded ones, else 1."""
     check_ints(steps=args.steps)

@@ -1,6 +1,6 @@
 """The subcommands of ``autopack``, one module each, and what several of them have in common.
 
-The docstring of each describes it, options.json lists its options, and `run` returns the exit
+Each has `add_arguments`, which describes it and its options, and `run`, which returns the exit
 status.
 """
 
@@ -16,13 +16,11 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from autopack.bench.predicted import DEVICES
-from autopack.bench.subjects import NAMES, TINY, build
+from autopack.bench.subjects import TINY, build
 from autopack.errors import AutopackError, did_you_mean
-from autopack.options import CHOICES, TASKS
-from autopack.packing.checks import Overflow
+from autopack.options import TASKS
 from autopack.pages import parts
 from autopack.pages.figure import formats
 from autopack.version import __version__
@@ -31,32 +29,38 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
-"""Sets of options (flags, and what argparse takes of each), and each command's sets by heading."""
-_VALUES: dict[str, Any] = {
-    "int": int,
-    "FILE": Path,
-    "COLUMNS": lambda text: text.split(","),
-    "DTYPES": ("float32", "float64", "bfloat16", "float16"),
-    "TASKS": TASKS,
-    "SIZES": NAMES,
-    "BACKENDS": CHOICES["backend"],
-    "OVERFLOW": get_args(Overflow),
-    "DEVICES": list(DEVICES),
-}
-"""The types and choices that options.json names."""
+def add_data_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options of commands that take a data set: --column, --tokenizer, --batch-size."""
+    parser.add_argument(
+        "--column",
+        action="extend",
+        type=lambda text: text.split(","),
+        help="the column of lengths, tokens, text or messages (input_ids, length or lengths; with "
+        "--tokenizer text or messages); several, as prompt,completion, add up",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="a tokenizer of transformers, for text and for messages of a chat",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="documents of a padded batch (%(default)s)"
+    )
 
 
-def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options that options.json has for a command; of those below "either" one is taken."""
-    for title, names in _OPTIONS["commands"][command].items():
-        group: Any = parser.add_argument_group(title) if title else parser
-        if title == "either":
-            group = parser.add_mutually_exclusive_group()
-        for name in names.split():
-            for flags, form in _OPTIONS["sets"][name].items():
-                values = {key: _VALUES[form[key]] for key in ("type", "choices") if key in form}
-                group.add_argument(*flags.split(), **form | values)
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add the options --json, --html and --plot, for `check_outputs` and `show`."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print everything as JSON")
+    group.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write it as a page that needs nothing but itself (figures need matplotlib)",
+    )
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="also draw it (needs matplotlib)"
+    )
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -123,10 +127,47 @@ def keep_freed_memory() -> None:
         libc.mallopt(top_pad, 2**28)
 
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
 class CannotLoad(AutopackError):
     """Error for a model that is not there, or cannot be loaded or built with the options."""
 
     code = "model-unavailable"
+
+
+def add_model_options(
+    parser: argparse._ActionsContainer,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Add --attn, --trust-remote-code, --dtype and --device; a default of None stays None.
+
+    The help says that None stands for a GPU if there is one, and for bfloat16 there, else float32:
+    the caller fills that in.
+    """
+    parser.add_argument(
+        "--attn-implementation",
+        "--attn",
+        metavar="NAME",
+        help="eager, sdpa, flash_attention_2 ... (what transformers chooses)",
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the code in the model's directory",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=dtype,
+        help=f"of the weights ({dtype or 'float32; on a GPU bfloat16'})",
+    )
+    parser.add_argument(
+        "--device",
+        default=device,
+        help=f"cpu, cuda, cuda:1, mps ... ({device or 'cuda where there is one'})",
+    )
 
 
 def obtain(

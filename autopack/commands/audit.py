@@ -10,9 +10,46 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from autopack.commands import check_outputs, is_saved, obtain, show
+from autopack.commands import (
+    add_model_options,
+    add_outputs,
+    check_outputs,
+    is_saved,
+    obtain,
+    show,
+)
 from autopack.errors import AutopackError
-from autopack.options import TASKS
+from autopack.options import CHOICES, TASKS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a directory with a saved model, one of the Hub that has been downloaded, or a type "
+        "such as qwen3 (built tiny)",
+    )
+    enabled = parser.add_mutually_exclusive_group()
+    enabled.add_argument(
+        "--stock",
+        action="store_true",
+        help="audit the model as transformers runs it, without autopack",
+    )
+    enabled.add_argument(
+        "--backend",
+        choices=CHOICES["backend"],
+        default="auto",
+        help="what autopack computes attention with (%(default)s)",
+    )
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        metavar="TASK",
+        help="what a type is built for (an encoder: masked-lm, an encoder-decoder: seq2seq, "
+        f"others: causal-lm): {', '.join(TASKS)}",
+    )
+    add_model_options(parser, dtype="float32", device="cpu")
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,8 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from autopack.bench.subjects import DISTRIBUTIONS, draw, lengths_of, longest_document
-from autopack.commands import check_outputs, is_built, keep_freed_memory, obtain, show
+from autopack.bench.subjects import DISTRIBUTIONS, NAMES, draw, lengths_of, longest_document
+from autopack.commands import (
+    add_data_options,
+    add_model_options,
+    add_outputs,
+    check_outputs,
+    is_built,
+    keep_freed_memory,
+    obtain,
+    show,
+)
 from autopack.errors import AutopackError
 from autopack.packing.checks import check_ints
 
@@ -25,6 +34,57 @@ TASKS = ("causal-lm", "masked-lm")
 DRAWN, LONGEST = 4096, 2048
 """Number of documents that are drawn (as many are timed as there is time for), and the tokens of
 the longest."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="llama",
+        help="a directory with a saved model, the name of one on the Hub that has been downloaded, "
+        "or a type that is built at random: llama, qwen3, mamba, bert ... (%(default)s)",
+    )
+    model.add_argument(
+        "--size",
+        choices=NAMES,
+        metavar="SIZE",
+        help=(
+            f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
+        ),
+    )
+    add_model_options(model)
+
+    data = parser.add_argument_group("lengths of documents")
+    data.add_argument(
+        "--lengths",
+        metavar="DATA",
+        default="flan",
+        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that "
+        f"save_to_disk wrote, or drawn like a data set: {', '.join(DISTRIBUTIONS)} (flan)",
+    )
+    add_data_options(data)
+    data.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="cut longer documents (to what the model takes)",
+    )
+
+    work = parser.add_argument_group("what is timed")
+    work.add_argument(
+        "--forward",
+        action="store_true",
+        help="forward passes without gradients, not training steps",
+    )
+    work.add_argument(
+        "--seconds",
+        type=int,
+        default=60,
+        help="time for all of it, loading apart (%(default)s)",
+    )
+    add_outputs(parser)
 
 
 def run(args: argparse.Namespace) -> int:

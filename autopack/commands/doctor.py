@@ -40,6 +40,10 @@ SECTIONS = {
 }
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the diagnosis and return 0 if nothing is broken, else 1."""
     found = examine()

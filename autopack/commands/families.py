@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from autopack.family import Family
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "types",
+        nargs="*",
+        metavar="TYPE",
+        help="show only these model types, as in config.model_type",
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print all families, or the facts on named types. Return 1 if a named type is not served."""
     from autopack.registry import families
