@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 import autopack
 from autopack import registry
+from autopack.inspection import releases
 from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import as_videos, compare, documents
@@ -94,6 +96,10 @@ LEAKING = [
     *((name, {"use_cache": False})
       for name in ("qwen2_vl", "gemma3", "gemma4", "paligemma", "mllama", "idefics")),
 ]  # fmt: skip
+if (
+    Version("5.24") <= releases.VERSION
+):  # which makes PaliGemma's masks of the positions that it gets
+    LEAKING = [row for row in LEAKING if row[0] != "paligemma"]
 
 
 @pytest.mark.parametrize(("model_type", "options"), LEAKING)
