@@ -10,7 +10,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaPreTra
 
 import autopack
 from autopack import registry, tiny
-from autopack.enabling import by_twin
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.mixers import Alone
@@ -64,13 +63,20 @@ class WantsKernels(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
-def test_a_twin_runs_without_the_kernels_that_its_class_insists_on(monkeypatch):
+class WantsKernelsByAnotherName(WantsKernels):
+    """Insists on them whatever the flag says."""
+
+    def forward(self, *args, **kwargs):
+        self.use_fast_kernels = True
+        return super().forward(*args, **kwargs)
+
+
+def test_a_twin_runs_without_the_kernels_that_its_class_insists_on():
     model = WantsKernels(tiny.config("llama"))
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source == "twin"
         assert model.use_fast_kernels
-    monkeypatch.setattr(by_twin, "_do_without_kernels", lambda model: None)
-    with autopack.enable(model) as handle:
+    with autopack.enable(WantsKernelsByAnotherName(tiny.config("llama"))) as handle:
         assert "Fast kernels are not available" in handle.verified
         assert handle.enabled.proof.source == "checks"
 

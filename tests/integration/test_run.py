@@ -344,4 +344,4 @@ def test_what_cannot_be_run_exits_with_2(arguments, given, said, monkeypatch, ca
 def test_an_interpreter_that_would_not_start_autopack_is_refused():
     done = start("-I", *RUN, "view.py")
     assert (done.status, done.out) == (2, "")
-    assert "and would not read PYTHONPATH or import sitecustomize" in done.err
+    assert "-I, -E or -S and would not read PYTHONPATH or import sitecustomize" in done.err
