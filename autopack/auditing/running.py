@@ -298,13 +298,14 @@ def preserved(
 
     def keep(place: Any, before: Any, new: Any = (), spared: Any = ()) -> None:
         """Note a dict's values to put back, and the types of `new` entries to delete."""
-        kept.append((place, {*place, *spared}, before, new))
+        kept.append((place, {*place.keys(), *spared}, before, new))
 
     if enabled is not None:
         keep(vars(enabled), {name: getattr(enabled, name) for name in _SETTINGS})
         keep(vars(enabled.tally), enabled.tally.counted())
     for module in modules:
-        held, parameters = vars(module), module._parameters
+        # torch.jit has stand-ins for these dicts, which are read by `keys()` and have no `update`
+        held, parameters = vars(module), {*module._parameters.keys()}
         keep(module._buffers, dict(module._buffers))
         # States of its last batch, and rates of noise; and hooks, which transformers adds to record
         # hidden states. FSDP puts gathered parameters there, and takes them away itself.
@@ -324,7 +325,8 @@ def preserved(
         for place, names, before, new in kept:
             for name in [n for n, v in place.items() if n not in names and isinstance(v, new)]:
                 del place[name]
-            place.update(before)
+            for name, value in before.items():
+                place[name] = value
         for parameter, copied in weights:
             if parameter.shape == copied.shape:  # engines that share it out may have taken it back
                 parameter.data.copy_(copied)
