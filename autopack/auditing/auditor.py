@@ -208,6 +208,7 @@ class Audit(Measuring):
                 "run with use_cache=False, as with labels: else they see later tokens"
             )
         first = ""
+        self.model.train(self.training[0])  # all of it: results are kept by mode
         for options, differentiable in ways:
             for case in cases:
                 case.options = options
