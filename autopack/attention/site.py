@@ -30,7 +30,7 @@ documents."""
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return an attention function that serves packed forwards; others go to `original`."""
+    """Return a function that serves packed forwards, else calls `original`; raise `SiteDrift`."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager
@@ -208,7 +208,7 @@ def _parts_of_rows(output: Tensor, call: AttentionCall, rows: RowGroup, heads: i
 
 
 def _exchanged(states: Tensor, rows: RowGroup) -> Any:
-    """Return states (R, H of this rank, C of whole rows, E) for (R, H, C of a part, E).
+    """Exchange states among ranks: dimension 1 becomes this rank's share, dimension 2 whole.
 
     The same exchanges (R, C of whole rows, H of this rank, V) for (R, C of a part, H, V).
     """

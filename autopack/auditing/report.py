@@ -100,7 +100,7 @@ class LeakReport(Report):
 
     @property
     def exact(self) -> bool:
-        """True if all measurements agree with stock, within the rounding of the dtype."""
+        """True if something ran and all agrees with stock, within the rounding of the dtype."""
         return bool(self.results) and all(self.is_exact(result) for result in self.results)
 
     @property
@@ -145,7 +145,7 @@ class LeakReport(Report):
 
     @property
     def labels(self) -> str | None:
-        """The reason why packed calls with labels are not known to be exact; None if they are.
+        """Reason why packed calls with labels are not known to be exact; None if they are.
 
         None also for a model without a loss.
         """
@@ -169,7 +169,7 @@ class LeakReport(Report):
 
     @property
     def runs_without_padding(self) -> bool:
-        """True if padded batches ran without their padding, all with stock's results."""
+        """True if some padded batch ran without its padding, and all have stock's results."""
         return self.padded is None and any(result.unpadded for result in self._of_kind("padded"))
 
     def _of_kind(self, kind: str) -> list[ModeResult]:
@@ -178,7 +178,7 @@ class LeakReport(Report):
 
     @property
     def worst(self) -> float:
-        """Largest relative forward error of packed modes (else of all); infinite if one raised."""
+        """Largest forward error of packed modes, else of all; infinite if one raised."""
         return max(result.worst for result in self._of_kind("packed") or self.results)
 
     @property
@@ -193,7 +193,7 @@ class LeakReport(Report):
 
     @property
     def worst_case(self) -> str:
-        """Sentence on the worst call mode and its errors."""
+        """Sentence on the worst call mode and its errors; raise if none ran."""
         return self._words(self.worst_result)
 
     def _words(self, worst: ModeResult) -> str:
@@ -214,7 +214,7 @@ class LeakReport(Report):
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence [i, j] of document j on i, in the worst mode that measured all pairs."""
+        """Influence [i, j] of document j on i in the worst mode (with all pairs, if any), or a NaN."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         whole = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
         nothing = 0.0, np.full((1, 1), np.nan)
@@ -266,10 +266,10 @@ class LeakReport(Report):
         return Sections([self._headline()], [table], [self._chart], [scale, *self._not_measured()])
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the influence of each document on each other, in the worst call mode, as a heat map.
+        """Draw the influence in the worst call mode as a heat map; return matplotlib's figure.
 
-        Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns
-        the matplotlib figure."""
+        Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given.
+        """
         return picture([self._chart]) if ax is None else on_axes(self._chart, ax)
 
     @property

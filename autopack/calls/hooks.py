@@ -52,7 +52,7 @@ class ForwardGuard(ABC):
 
 
 def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Return a `forward` that, called directly, calls the module with its hooks instead."""
+    """Return a `forward` that, called directly outside a graph, calls the module with its hooks."""
 
     @functools.wraps(original, updated=())
     def autopack_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ class EntryHook(ForwardGuard):
         return _enter(self, model, module, args, kwargs)
 
     def is_past(self, module: nn.Module) -> bool:
-        """Return True if the running forward was called directly, so that this hook has not run."""
+        """Return True if the running forward was called directly, past this hook; not in stock."""
         model = self.entry.link.model
         running = None if model is None else scopes.of_model(model)
         return running is None or not (running.scope.stock or self.entry.level in running.passed)
@@ -155,7 +155,7 @@ def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, An
 def _enter(
     hook: EntryHook, model: EnabledModel, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
-    """Plan a call and open its scope; return new arguments, None if they stay; raise if refused."""
+    """Update the model, plan a call, open its scope; return new arguments, None if they stay."""
     outer, level = scopes.of_model(model), hook.entry.level
     if outer is None or outer.level >= level:
         # A call, or one inside a forward that begins anew: the model is brought up to date with
@@ -176,7 +176,7 @@ def _enter(
 
 
 def _planned(call: Call) -> CallPlan:
-    """Return the plan of a call, counted and, if due, checked; raise `AutopackError` if refused.
+    """Return a call's plan, counted and, if due, checked; raise if refused, or pass it through.
 
     A lenient model runs a refused call as it came instead, with a warning. Raises `LeakDetected` if
     the check finds a leak.
@@ -221,7 +221,7 @@ def _planned(call: Call) -> CallPlan:
 
 
 def _open(plan: CallPlan) -> Arguments | None:
-    """Put a plan's scope in force; return the forward's new arguments, or None if they stay.
+    """Put a plan's scope in force and tell the calls around it; return new arguments, or None.
 
     If it packs, the calls of the same model around it are marked as `packed_inside`.
     """
@@ -285,7 +285,7 @@ def _enter_from_foreign_code(call: Call, outer: Activation) -> Arguments | None:
 
 @torches.only_inlined
 def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """End the scope of a call; return the output that the caller expects."""
+    """End a call's scope; return its output in the form that the caller expects; raise on a leak."""
     if entry.pools_single_tokens and output is not None:
         output = _pooled(model, module, output)
     ended = scopes.close(model, entry.level)
@@ -332,7 +332,7 @@ _leave_untraced = torch._dynamo.disable(_leave)
 
 
 def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """Pool packed rows' output per document, set `pooled`, return it; unchanged if not packed."""
+    """Pool output per document and note that in the activation; return others unchanged."""
     running = scopes.of_model(model)
     if running is None or running.scope.layout is None:
         return output

@@ -55,7 +55,7 @@ def rows_shared_by(call: Call) -> RowGroup | None:
 
 
 def exchange_of(model: EnabledModel) -> Any:
-    """Return DeepSpeed's exchange of tokens for heads, put inside autopack's attention; or None.
+    """Put DeepSpeed's exchange of tokens for heads inside autopack's attention; return it, or None.
 
     It is the exchange at the model's attention, found also if it was registered after `enable`;
     None if there is none.
@@ -74,7 +74,7 @@ def exchange_of(model: EnabledModel) -> Any:
 
 
 class SharedRows(RowsPlan):
-    """Plan of a call that brings one rank's columns of packed rows that ranks share.
+    """Plan of a call with one rank's columns of shared rows; all ranks make it, or raise.
 
     Raises `AutopackError`, on all ranks, if one of them cannot serve the call.
     """

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by the script's, in which autopack starts.
+    """Replace this process by the script's, with autopack in it, or return its status (Windows).
 
     Returns only where the system cannot replace a process, with the script's exit status.
     """
@@ -102,7 +102,7 @@ def _command(script: str, is_module: bool) -> list[str]:
 
 
 def _runs_by_itself(path: Path) -> bool:
-    """Return True for an executable file that is no Python script, such as a shell script."""
+    """Return True for an executable file not named .py that has a `#!` line or is binary."""
     if path.suffix.startswith(".py") or not path.is_file() or not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def is_recorded() -> bool:
-    """Return True if this thread's calls are recorded or traced, so that nothing else may run."""
+    """Return True in a trace, a compilation, a CUDA graph's capture or torch.func."""
     return (
         torch._C._are_functorch_transforms_active()
         or torch.jit.is_tracing()
@@ -117,7 +117,7 @@ _BEYOND = 1 << 30
 
 
 def without_varlen() -> str | None:
-    """Return the reason, in one clause, why torch has no kernels for packed rows, or None."""
+    """Return the reason, in one clause, why torch has no `varlen_attn` with windows, or None."""
     if "window_size" in VARLEN_TAKES:
         return None
     return (

@@ -127,7 +127,7 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Function:
 
 
 def _call_the_model(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a tuner's forward so that it calls an enabled model through its hooks."""
+    """Run a tuner's forward, after `before_tuner`, so that it calls an enabled model by its hooks."""
     if before_tuner is not None:
         before_tuner(self.model)
     seen = (
@@ -139,7 +139,7 @@ def _call_the_model(original: Function, self: Any, *args: Any, **kwargs: Any) ->
 
 
 def _pass_positions_on(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run PEFT's forward for question answering, and pass on the position_ids that it drops."""
+    """Run PEFT's forward for question answering; hand on the position_ids that it drops."""
     given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
     if given is None or not holds_marks(self.base_model):
         return original(self, *args, **kwargs)
@@ -191,7 +191,7 @@ _REPLACEMENTS: list[tuple[str, str, str, Function]] = [
 
 
 def _replace_method(owner: str, name: str, instead: Function, module: Any) -> None:
-    """Replace a method of PEFT in a module that has just been imported."""
+    """Replace a method of PEFT in a module just imported, unless its forward runs the hooks."""
     original = getattr(getattr(module, owner), name)
     # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
     if instead is not _call_the_model or "forward" in original.__code__.co_names:

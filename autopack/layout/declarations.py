@@ -280,7 +280,7 @@ def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np
 
 
 def _code_sections(positions: Tensor) -> Tensor:
-    """Return positions (3, rows, columns) coded as one number per token, int64 (rows, columns).
+    """Return M-RoPE positions as int64 (rows, columns): 2 * time, +1 off text, -1 if wrong.
 
     It is twice the time position, plus one if the sections differ, as in images, or are no whole
     numbers, as in videos; -1 if one is negative.
@@ -296,7 +296,7 @@ def _invalid(message: str) -> InvalidPacking:
 
 
 def _counts_on(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return a mask (tokens,), True where the position goes on from the token before.
+    """Return a mask (tokens,), True where a position goes on by one, or over padding as columns do.
 
     `values` are the positions of the tokens that `real` (rows, columns) marks, row by row. Across a
     run of padding a document may go on with the next position or with the next column's.
@@ -341,7 +341,7 @@ def _section_starts(
 
 
 def _segment_starts(mask: np.ndarray) -> np.ndarray:
-    """Return a mask (rows, columns), True where a segment id begins; raise if one comes back."""
+    """Return a mask (rows, columns), True where an id or padding begins; raise if one is back."""
     starts = changes(mask)
     rows, columns = np.nonzero(starts & (mask > 0))
     runs, counts = np.unique(np.stack([rows, mask[rows, columns]]), axis=1, return_counts=True)
@@ -356,7 +356,7 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
 
 
 def _cumulative_starts(name: str, bounds: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return a mask (rows, columns), True where `bounds` begin documents; raise if malformed."""
+    """Return a mask, True where `bounds` begin documents and at all behind the last; or raise."""
     columns, last = real.shape[1], int(bounds[-1])
     # Some collators repeat the end; an empty document is none. Others end before padding that the
     # mask marks.

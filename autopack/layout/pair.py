@@ -76,7 +76,7 @@ def declared_of(
     arguments: Mapping[str, Any],
     pad_token_id: int | None,
 ) -> tuple[list[np.ndarray] | None, Pair | None]:
-    """Return halves' masks of real tokens, or None, and a `Pair` if packed or padded, else None.
+    """Return halves' masks of real tokens and their `Pair`, or None; raise if they disagree.
 
     There is one mask (rows, columns) for each half that the call brings; None if it brings none.
 
@@ -164,7 +164,7 @@ def _first_tensor(*values: Any) -> Tensor | None:
 
 
 def _declarations_on_host(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return on the CPU, by name, the integer arguments that declare documents, and labels."""
+    """Return on the CPU, by name, integer declarations, labels and decoder tokens."""
     given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
     integers = {
         n: v for n, v in given.items() if isinstance(v, Tensor) and not v.is_floating_point()
@@ -191,7 +191,7 @@ def _before_last_label(
     target: Tensor,
     pad_token_id: int | None,
 ) -> np.ndarray:
-    """Return a mask (rows, columns), True up to each row's last label; all True without labels."""
+    """Return a mask, True up to a row's last label or real token; all True if unknown."""
     labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:
