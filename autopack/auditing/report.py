@@ -214,7 +214,7 @@ class LeakReport(Report):
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence [i, j] of document j on i in the worst mode (with all pairs, if any), or a NaN."""
+        """Influence [i, j] of document j on i in the worst mode (with all pairs if any), or NaN."""
         ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
         whole = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
         nothing = 0.0, np.full((1, 1), np.nan)

@@ -285,7 +285,7 @@ def _enter_from_foreign_code(call: Call, outer: Activation) -> Arguments | None:
 
 @torches.only_inlined
 def _leave(entry: Entry, model: EnabledModel, module: nn.Module, output: Any) -> Any:
-    """End a call's scope; return its output in the form that the caller expects; raise on a leak."""
+    """End a call's scope; return its output in the caller's form; raise on a leak."""
     if entry.pools_single_tokens and output is not None:
         output = _pooled(model, module, output)
     ended = scopes.close(model, entry.level)

@@ -127,7 +127,7 @@ def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Function:
 
 
 def _call_the_model(original: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a tuner's forward, after `before_tuner`, so that it calls an enabled model by its hooks."""
+    """Run a tuner's forward, after `before_tuner`, so that an enabled model's hooks run."""
     if before_tuner is not None:
         before_tuner(self.model)
     seen = (
