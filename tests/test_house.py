@@ -19,10 +19,10 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 BOUNDS = {
-    "tokens": 210_032,
-    "statements": 19_378,
-    "functions": 1_878,
-    "modules": 179,
+    "tokens": 206_400,
+    "statements": 19_100,
+    "functions": 1_836,
+    "modules": 174,
     "lines over 100 characters": 0,
     "files over 400 lines": 0,
     "class names in two places": 0,
