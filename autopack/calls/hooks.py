@@ -249,7 +249,7 @@ def _enter_inside(call: Call, outer: Activation) -> Arguments | None:
         if not entry.holds_models:
             plan.leave_apart(outer)
     further = _enter_from_foreign_code(call, outer) if entry.guarded else None
-    if further is None:
+    if further is None and scopes.ambient.activation is outer:  # and none was opened for it
         outer.enter(entry.level)  # called by its own top: all is done
         if plan is not None and plan.masks and "attention_mask" in call.given:
             return call.handed_on({**call.arguments, "attention_mask": None})

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 import autopack
 from autopack.calls import hooks
+from autopack.runtime import scope
 from tests.conftest import (
     FLOAT64,
     LENGTHS,
@@ -222,6 +223,27 @@ def test_the_forward_of_a_subclass_is_run_once_or_refused():
         assert error(model(**PACKED).logits, alone(stock, PACKED["input_ids"], LENGTHS)) < FLOAT64
         with refused("past-the-entry"):
             model.forward(**PACKED)
+
+
+def test_a_call_inside_that_stays_as_it_came_leaves_the_scope_around_it():
+    """A forward of one's own hands its backbone packed positions, and masks that suffice."""
+
+    class Packing(type(llama())):
+        def forward(self, input_ids):
+            number = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+            unlike = number[:, None] != number[None, :]
+            mask = torch.zeros(1, 1, COLUMNS, COLUMNS, dtype=self.dtype)
+            mask.masked_fill_(unlike | torch.ones_like(unlike).triu(1), torch.finfo(self.dtype).min)
+            mask[..., 2, 0] = torch.finfo(self.dtype).min  # a rule of its own within a document
+            states = self.model(input_ids, attention_mask=mask, position_ids=WHERE[:1])
+            return self.lm_head(states.last_hidden_state)
+
+    model = llama()
+    model.__class__ = Packing
+    with autopack.enable(model, verify=False), torch.no_grad():
+        found = model(IDS[:1])
+        assert scope.ambient.activation is None
+    assert error(found, model(IDS[:1])) <= FLOAT64
 
 
 def test_without_the_site_it_raises(monkeypatch):
