@@ -42,10 +42,6 @@ class FirstCall(ForwardGuard):
     holds the site that makes `model.forward(...)` the same as `model(...)`.
     """
 
-    in_evaluation = False
-    """True if a first call in evaluation counts too, as `compat/` needs when it runs tests of
-    others."""
-
     _passed = _evaluated = False
 
     def __init__(self, model: PreTrainedModel):
@@ -59,7 +55,7 @@ class FirstCall(ForwardGuard):
         if not compiling:
             self._passed = True
         trains = module.training and torch.is_grad_enabled() if compiling else _trains(module)
-        if trains or (self.in_evaluation and not compiling):
+        if trains:
             return _first_call(self, module, args, kwargs)
         if not (compiling or self._evaluated or session.current is None):
             self._evaluated = True
