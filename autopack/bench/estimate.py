@@ -291,7 +291,7 @@ def estimate(
     plans = [plan(lengths, max_length, name) for name in strategies]
     if documents is not None:
         found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
-        found["prefixes"] = np.minimum(given["prefixes"], max_length)
+        found["prefixes"] = np.minimum(found["prefixes"], max_length)
         plans.append(plan(lengths, max_length, **found))
     for made in plans:
         name = made.strategy if made.shared is None else f"{made.strategy}, groups"
