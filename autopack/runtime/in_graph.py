@@ -74,17 +74,7 @@ def joined(
     what is no tensor; it is called once for a value that has several keys.
     """
     results: dict[tuple[int, ...], Any] = {}
-
-    def made(key: Any, each: Sequence[Any]) -> Any:
-        """Return `make` of the runs' values of a part, cached; tuples and lists item by item."""
-        if isinstance(each[0], tuple | list):
-            return type(each[0])(made(key, own) for own in zip(*each, strict=True))
-        known = tuple(map(id, each))
-        if known not in results:
-            results[known] = make(key, each)
-        return results[known]
-
-    whole = {key: made(key, each) for key, each in parts.items()}
+    whole = {key: _made(make, key, each, results) for key, each in parts.items()}
     joints = [each for each in results.values() if isinstance(each, Joint)]
     found = (
         _in_graph_of_later(joints)
@@ -99,6 +89,26 @@ def joined(
         if waits:
             _delay_values(found[result], result)
     return {key: _replace_joints(value, found) for key, value in whole.items()}
+
+
+def _made(
+    make: Callable[[Any, Sequence[Any]], Any],
+    key: Any,
+    each: Sequence[Any],
+    results: dict[tuple[int, ...], Any],
+) -> Any:
+    """Return `make` of the runs' values of a part, kept in `results`; a tuple or list by items.
+
+    A recursive inner function would be a reference cycle, which keeps the results until the garbage
+    collector runs.
+    """
+    if isinstance(each[0], tuple | list):
+        own = zip(*each, strict=True)
+        return type(each[0])(_made(make, key, values, results) for values in own)
+    known = tuple(map(id, each))
+    if known not in results:
+        results[known] = make(key, each)
+    return results[known]
 
 
 def _replace_joints(value: Any, outputs: Mapping[Joint, Tensor]) -> Any:

@@ -1,5 +1,6 @@
 """How long things live: rounds of enable and disable, models that are dropped, forks, threads."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 import autopack
-from tests.conftest import FLOAT64, OTHER_LENGTHS, alone, error, llama
+from autopack import tiny
+from tests.conftest import FLOAT64, LENGTHS, OTHER_LENGTHS, alone, error, llama, positions
 from tests.support.one_llama import IDS, is_exact, logits
+from tests.support.padded import PADDED, batch, mask_of
+from tests.support.prefixes import group, padded
 
 ROUNDS = 60
 
@@ -59,6 +63,55 @@ def test_an_enabled_model_is_collected_and_lives_as_long_as_its_handle():
     del handle
     gc.collect()
     assert gone() is None
+
+
+PACKED = {"input_ids": IDS, "labels": IDS}
+PADDED_IDS = batch("causal LM", mask_of(PADDED))
+SEGMENTS = torch.tensor(
+    [[1, 1, 1, 0, 0, 2, 2, 2, 2, 3, 3, 0], [1, 1, 1, 1, 1, 1, 2, 2, 3, 0, 0, 0]]
+)
+IN_ROWS = {"input_ids": IDS[0, :24].view(2, 12), "labels": IDS[0, :24].view(2, 12)}
+CALLS = {
+    "packed": ("llama", {}, PACKED | {"position_ids": positions(LENGTHS)}),
+    "checked": ("llama", {"check_every": 1}, PACKED | {"position_ids": positions(LENGTHS)}),
+    "documents alone": ("reformer", {}, PACKED | {"position_ids": positions(LENGTHS)}),
+    "padding in rows": ("llama", {}, IN_ROWS | {"attention_mask": SEGMENTS}),
+    "padded": ("llama", {}, PADDED_IDS),
+    "padded, with states": ("gpt2", {}, PADDED_IDS | {"output_hidden_states": True}),
+    "padded, checked": ("mamba2", {"check_every": 1}, PADDED_IDS),
+    "padded, two sides": ("t5", {}, PADDED_IDS),
+    "rows that begin alike": ("llama", {"share": True}, padded(group(), labels=True)),
+}
+"""Calls with a loss, each with a type of model and the options of `enable`."""
+
+
+@contextlib.contextmanager
+def tensors_for_the_collector():
+    """Yield a list that gets the shapes of tensors that wait for the garbage collector."""
+    found = []
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found += [tuple(each.shape) for each in gc.garbage if isinstance(each, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_step_made_is_gone_with_its_output(name):
+    """A result in a cycle of references stays until the collector runs, which may be many steps."""
+    model_type, options, call = CALLS[name]
+    model = tiny.build(model_type, task="seq2seq" if model_type == "t5" else "causal-lm").train()
+    with autopack.enable(model, verify=False, **options):
+        model(**call).loss.backward()  # caches fill
+        with tensors_for_the_collector() as found:
+            model(**call).loss.backward()
+    assert found == []
 
 
 def in_child(work):
