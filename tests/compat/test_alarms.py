@@ -17,7 +17,7 @@ from compat import alarms
 )
 def test_exact_types_have_none(task, model_type, setting):
     found = alarms.checked(task, model_type, "float32", setting)
-    assert found["alarms"] == []
+    assert found["status"] == "exact"
     assert 0 < found["checks"] <= found["calls"]
     assert found["worst"] < 1e-4
 
@@ -29,8 +29,6 @@ def test_a_false_one_is_counted(monkeypatch):
         influence, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
     )
     monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
-    found = alarms.checked("causal-lm", "llama", "float32")
-    assert found["alarms"]
-    assert "alarms" in alarms.table(
-        [{"task": "causal-lm", "type": "llama", "dtype": "float32", "setting": "plain", **found}]
-    )
+    found = alarms.checked("causal-lm", "llama")
+    assert found["status"] == "ALARM"
+    assert "LlamaForCausalLM" in found["reason"]
