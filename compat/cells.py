@@ -88,8 +88,7 @@ def enabled_and_audited(model: Any) -> dict[str, Any]:
         return {"status": "refused", "reason": _reason(str(found.reason))}
     if found.status == "upstream error" or found.report is None:
         return {"status": found.status, "reason": found.reason}
-    proof = found.handle.enabled.proof
-    of = {"proof": proof.source, **_left_out(proof, found.report)}
+    of = _left_out(found.handle.enabled.proof, found.report)
     if found.status == "exact":
         return {"status": "exact", "worst": float(f"{found.report.worst:.0e}"), **of}
     return {"status": found.status, "reason": found.reason, **of}

@@ -19,8 +19,7 @@ from autopack.mixers import OneByOne
 from compat import study
 from compat.exactness import has, page_of, recorded
 from compat.matrix import ROOT, load_matrix
-from compat.tables import cells_of, counts, load_results, markdown_table, proofs, share
-from compat.words import SOURCES
+from compat.tables import cells_of, counts, load_results, markdown_table, share
 
 README = ROOT / "README.md"
 
@@ -89,24 +88,19 @@ def _listed(names: list[str]) -> str:
 
 
 def versions() -> str:
-    """The releases of transformers that are recorded, what came out, and by what exact cells were
-    proven."""
+    """The releases of transformers that are recorded, and what came out."""
     matrix = load_matrix()
     results = list(load_results(matrix).values())
     found: Counter[str] = sum(map(counts, results), Counter())
     cells = [cell for result in results for cell in cells_of(result)]
-    by_source = proofs(cells)
-    known = ", ".join(
-        f"{by_source[source]:,} {words}" for source, words in SOURCES.items() if by_source[source]
-    )
     left = {
         name: sum(cell["status"] == "exact" and name in cell for cell in cells)
         for name in ("padded", "labels")
     }
     first, last = matrix.releases[0].minor, matrix.releases[-1].minor
     text = f"""Tested with every minor release of transformers {first} to {last}, with all model types of each in eager,
-    sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call, {share(found)} of what stock runs
-    ({known}); {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
+    sdpa, flash and flex: {found["exact"]:,} cells are exact by the default call, {share(found)} of what stock runs;
+    {found["refused"]:,} refused, {found["LEAK"] + found["crash"]} wrong; padded batches of
     {left["padded"]:,} stay as they came and packed labels of {left["labels"]:,} are refused; see
     [compat/results/README.md](compat/results/README.md)."""
     return _filled(text)

@@ -6,8 +6,8 @@ the record has wrong.
     python -m compat.run --sample 200 --only 5.0 4.57.6
 
 Results that are generated stay equal to themselves whatever the code does; this is what finds that
-it does otherwise. A cell differs where its status, its proof, or what is left out of it is not what
-is recorded."""
+it does otherwise. A cell differs where its status, or what is left out of it, is not what is
+recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compat import workers
 from compat.environments import Environment
 from compat.matrix import CompatError
 from compat.tables import cells_of, load
-from compat.words import REMARKS, Cell, source_of
+from compat.words import REMARKS, Cell
 from compat.workers import Unit
 
 Drawn = list[tuple[Environment, list[Cell]]]
@@ -72,18 +72,12 @@ def differences(drawn: Drawn, jobs: int, limit: float) -> Iterator[str]:
             yield from lines
 
 
-_SINCE_0_3 = {"recorded": "twin", "parts": "part", "audit": "checks"}
-"""By what a cell is proven now, by what it was proven before 0.3."""
-
-
 def verdict(cell: Cell) -> str:
     """What is compared of a cell: errors and the wording of reasons differ between machines, these
     do not."""
-    source = source_of(cell)
     # which is another one elsewhere
     left = [name for name in REMARKS if name in cell and name != "rounding"]
-    proven = f" ({_SINCE_0_3.get(source, source)})" if source else ""
-    return cell["status"] + proven + (f", without {' and '.join(left)}" if left else "")
+    return cell["status"] + (f", without {' and '.join(left)}" if left else "")
 
 
 def _said(cell: Cell) -> str:

@@ -12,14 +12,12 @@ from typing import Any
 from compat import matrix
 from compat.common import write_json
 from compat.matrix import MATRIX, MODES, Matrix, Release
-from compat.words import SOURCES, Cell, cell_of, source_of, status_of, usual_source, word_of
+from compat.words import Cell, cell_of, status_of, word_of
 
 BAD = ("LEAK", "crash")
 COLUMNS = {"exact": "exact", "refused": "refused", "LEAK": "leaking", "crash": "crashing"}
 """What the table counts, by status; the rest is upstream's: stock raises, or no tiny model can be
 made."""
-PROVEN = {"record": "recorded", "twin": "twin", "parts": "parts", "audit": "audit"}
-"""Columns for what exact cells were proven by."""
 LEFT_OUT = {"padded left": "padded", "no packed labels": "labels"}
 """Columns for exact cells of which a part is not served."""
 
@@ -57,18 +55,14 @@ def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -
     name."""
     cells = sorted(cells, key=lambda cell: (cell["task"], cell["type"]))
     modes = sorted({cell["mode"] for cell in cells}, key=MODES.index)
-    usual = usual_source(cells)
     reasons: dict[str, str] = {}
     tasks: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
         words = tasks.setdefault(cell["task"], {}).setdefault(cell["type"], [""] * len(modes))
-        words[modes.index(cell["mode"])] = word_of(cell, usual, reasons)
-    proven = proofs(cells)
+        words[modes.index(cell["mode"])] = word_of(cell, reasons)
     return {
         "code": list(code),
         "worst error": max([worst, *(cell["worst"] for cell in cells if "worst" in cell)]),
-        "proven": {source: proven[source] for source in SOURCES if proven[source]},
-        "usual": usual,
         "modes": modes,
         "cells": tasks,
         "reasons": dict(sorted(reasons.items())),
@@ -82,18 +76,13 @@ def cells_of(result: Result) -> list[Cell]:
             "task": task,
             "type": name,
             "mode": mode,
-            **cell_of(word, result["usual"], result["reasons"]),
+            **cell_of(word, result["reasons"]),
         }
         for task, types in result.get("cells", {}).items()
         for name, words in types.items()
         for mode, word in zip(result["modes"], words, strict=True)
         if word
     ]
-
-
-def proofs(cells: Iterable[Cell]) -> Counter[str]:
-    """How many exact cells were proven by what."""
-    return Counter(str(source_of(cell)) for cell in cells if cell["status"] == "exact")
 
 
 def counts(result: Result, task: str | None = None) -> Counter[str]:
@@ -179,7 +168,6 @@ def counts_rows(
             *tasks,
             "all",
             "exact of what stock runs",
-            *PROVEN,
             *LEFT_OUT,
             "other",
             "scenarios",
@@ -189,9 +177,7 @@ def counts_rows(
         result = results.get(name, {})
         if "cells" not in result:
             said = next((word for word in ("refused", "crash") if word in result), "not run yet")
-            rows.append(
-                [name, *[said] * (len(tasks) + 1), *[""] * (len(PROVEN) + len(LEFT_OUT) + 2)]
-            )
+            rows.append([name, *[said] * (len(tasks) + 1), *[""] * (len(LEFT_OUT) + 2)])
         else:
             rows.append(
                 [name, *(numbers(counts(result, task)) for task in tasks), *of_all([result])]
@@ -211,16 +197,9 @@ def of_all(results: Sequence[Result]) -> list[str]:
     """The columns behind those of tasks, but for scenarios."""
     found: Counter[str] = sum(map(counts, results), Counter())
     cells = [cell for result in results for cell in cells_of(result) if cell["status"] == "exact"]
-    proven = proofs(cells)
     without = [str(sum(name in cell for cell in cells)) for name in LEFT_OUT.values()]
     other = str(found["upstream error"] + found["unbuildable"])
-    return [
-        numbers(found),
-        share(found),
-        *(str(proven[source]) for source in PROVEN.values()),
-        *without,
-        other,
-    ]
+    return [numbers(found), share(found), *without, other]
 
 
 def numbers(found: Counter[str]) -> str:
@@ -265,9 +244,8 @@ def _about(matrix: Matrix) -> str:
 Every minor release of transformers at its last patch, torch {matrix.torch}, CPU, float32, tiny random models: every
 model type that the release has, with {modes} as far as its class declares them (flash and flex by stand-ins of the
 kernels' signatures). A cell is a type with one of these, as `autopack.enable(model)` without another word serves it.
-Counted are cells that are {counted}; then exact cells by what `enable` knew that from (covered by the record, proven by
-a twin, part by part, by an audit), and exact cells whose padded batches stay as they came or whose packed rows take no
-labels; *other* are cells in which stock itself raises on one document, or of which no tiny model can be made.
+Counted are cells that are {counted}; then exact cells whose padded batches stay as they came or whose packed rows take
+no labels; *other* are cells in which stock itself raises on one document, or of which no tiny model can be made.
 [releases](releases) has every cell, with reasons."""
 
 

@@ -1,9 +1,8 @@
-"""A cell as one word of a record: its status, how it was proven, and the numbers of its reasons.
+"""A cell as one word of a record: its status, and the numbers of its reasons.
 
-exact                        as most exact cells of the release are proven (`usual` in the record)
-exact:audit                  proven otherwise
+exact                        every document gets what it gets alone
 exact padded=1a2b            exact, and padded batches are left as they came, for the reason of that number
-exact:twin labels=3c4d       exact, and packed calls with labels are refused
+exact labels=3c4d            exact, and packed calls with labels are refused
 exact rounding=7a8b          exact in float64 or with other weights alone; the auditor has measured that by itself since 0.3
 refused 5e6f                 refused, for the reason of that number
 -                            absent: the release has no such type, or the type no such implementation
@@ -13,45 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-SOURCES = {
-    "twin": "proven by a twin",
-    "recorded": "covered by a record of releases, until 0.3",
-    "part": "proven by a twin of a part of it",
-    "checks": "checked in use alone",
-    "parts": "proven part by part, until 0.3",
-    "audit": "proven by an audit, until 0.3",
-    "unproven": "not proven",
-}
-"""By what a cell was proven, as words name it, and as sentences do."""
 REMARKS = ("padded", "labels", "rounding")
 """What of an exact cell may be left out, and that it had to be measured in float64, each with a
 reason of its own."""
 ABSENT = "-"
 _WORD = re.compile(
-    r"(?P<status>[A-Za-z ]+?)(:(?P<source>\w+))?( (?P<reason>[0-9a-f]{4}))?(?P<remarks>( "
+    r"(?P<status>[A-Za-z ]+?)( (?P<reason>[0-9a-f]{4}))?(?P<remarks>( "
     r"\w+=[0-9a-f]{4})*)"
 )
 
 Cell = dict[str, Any]
 
 
-def source_of(cell: Mapping[str, Any]) -> str | None:
-    """By what a cell was proven, among `SOURCES`; None where it was not enabled."""
-    return (cell["proof"] or "unproven") if "proof" in cell else None
-
-
-def usual_source(cells: Iterable[Mapping[str, Any]]) -> str:
-    """By what most exact cells were proven: the first of `SOURCES` where as many were by
-    another."""
-    found = Counter(source_of(cell) for cell in cells if cell["status"] == "exact")
-    return max(SOURCES, key=lambda source: found[source])
-
-
-def word_of(cell: Mapping[str, Any], usual: str, reasons: dict[str, str]) -> str:
+def word_of(cell: Mapping[str, Any], reasons: dict[str, str]) -> str:
     """The word of a cell; its reasons are added to `reasons`, each under a number."""
 
     def number(reason: str) -> str:
@@ -61,21 +37,16 @@ def word_of(cell: Mapping[str, Any], usual: str, reasons: dict[str, str]) -> str
 
     if cell["status"] == "absent":
         return ABSENT
-    source = source_of(cell)
-    word = cell["status"] + (f":{source}" if source not in (None, usual) else "")
-    word += f" {number(cell['reason'])}" if "reason" in cell else ""
+    word = cell["status"] + (f" {number(cell['reason'])}" if "reason" in cell else "")
     return word + "".join(f" {name}={number(cell[name])}" for name in REMARKS if name in cell)
 
 
-def cell_of(word: str, usual: str, reasons: Mapping[str, str]) -> Cell:
+def cell_of(word: str, reasons: Mapping[str, str]) -> Cell:
     """The cell that a word says, but for its worst error."""
     if word == ABSENT:
         return {"status": "absent"}
     found = _parsed(word)
     cell: Cell = {"status": found["status"]}
-    source = found["source"] or (usual if cell["status"] == "exact" else None)
-    if source is not None:
-        cell["proof"] = "" if source == "unproven" else source
     if found["reason"]:
         cell["reason"] = reasons[found["reason"]]
     for remark in found["remarks"].split():

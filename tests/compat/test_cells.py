@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM
 import autopack
 from autopack import tiny
 from compat import cells
-from compat.words import SOURCES, cell_of, source_of, status_of, usual_source, word_of
+from compat.words import cell_of, status_of, word_of
 from tests.subjects import rebuilt
 
 
@@ -74,8 +74,6 @@ def test_what_became_of_a_model_and_what_is_left_out(make, status, name, said):
     assert found["status"] == status
     assert {"padded", "labels", "reason"} & found.keys() == {name} - {None}
     assert name is None or said in found[name]
-    if status == "exact":
-        assert source_of(found) in set(SOURCES) - {"unproven"}
 
 
 # A word says all of a cell but the sizes of errors and the time.
@@ -84,32 +82,21 @@ def test_what_became_of_a_model_and_what_is_left_out(make, status, name, said):
 @pytest.mark.parametrize(
     ("cell", "word"),
     [
-        ({"status": "exact", "proof": "recorded"}, "exact"),
-        ({"status": "exact", "proof": "twin"}, "exact:twin"),
-        ({"status": "exact", "proof": ""}, "exact:unproven"),
-        ({"status": "exact", "proof": "recorded", "labels": "why"}, "exact labels="),
-        (
-            {"status": "exact", "proof": "audit", "padded": "so", "labels": "why"},
-            "exact:audit padded=",
-        ),
+        ({"status": "exact"}, "exact"),
+        ({"status": "exact", "labels": "why"}, "exact labels="),
+        ({"status": "exact", "padded": "so", "labels": "why"}, "exact padded="),
         ({"status": "refused", "reason": "a law"}, "refused "),
-        ({"status": "LEAK", "proof": "audit", "reason": "off by 2"}, "LEAK:audit "),
+        ({"status": "LEAK", "reason": "off by 2"}, "LEAK "),
         ({"status": "upstream error", "reason": "stock raises"}, "upstream error "),
         ({"status": "absent"}, "-"),
     ],
 )
 def test_and_back(cell, word):
     reasons = {}
-    found = word_of(cell, "recorded", reasons)
+    found = word_of(cell, reasons)
     assert found.startswith(word)
-    assert cell_of(found, "recorded", reasons) == cell
+    assert cell_of(found, reasons) == cell
     assert status_of(found) == cell["status"]
-
-
-def test_the_usual_source_is_that_of_most():
-    proofs = ["audit", "audit", "recorded"]
-    assert usual_source([{"status": "exact", "proof": each} for each in proofs]) == "audit"
-    assert usual_source([{"status": "exact", "proof": each} for each in proofs[1:]]) == "recorded"
 
 
 def test_a_typing_error_is_no_word():

@@ -22,7 +22,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     for mode in asked["modes"]:
         name = {"task": asked["task"], "type": asked["type"], "mode": mode}
-        cell = {**name, "status": "exact", "worst": 2e-6, "proof": "twin"}
+        cell = {**name, "status": "exact", "worst": 2e-6}
         if (asked["type"], mode) == ("mamba", "eager"):
             os._exit(3)
         if (asked["type"], mode) == ("t5", "eager"):
@@ -223,7 +223,7 @@ def recorded_by(code, *cells):
 
 
 def test_what_other_code_has_recorded_is_measured_anew(offline):
-    recorded_by("other code", cell("llama", "eager", proof="twin", worst=0.0))
+    recorded_by("other code", cell("llama", "eager", worst=0.0))
     assert of_new() == 0
     assert offline == [Unit("causal-lm", name, MODES) for name in ("gpt2", "llama")]
 
@@ -248,7 +248,7 @@ def test_some_cells_are_printed_and_ci_records_nothing(offline, recorded, capsys
 
 
 def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
-    """A record that says what is measured passes whatever is drawn; one wrong status, proof or
+    """A record that says what is measured passes whatever is drawn; one wrong status or
     remark is found."""
     assert of_new() == 0
     asked = len(offline)
@@ -259,11 +259,6 @@ def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
     true = path.read_text()
     for old, new, said in (
         (
-            '"llama": ["exact", ',
-            '"llama": ["exact:audit", ',
-            "is recorded as exact (checks), and is exact (twin)",
-        ),
-        (
             '"gpt2": ["exact", "refused ',
             '"gpt2": ["exact", "exact labels=',
             "refused [for a reason]",
@@ -271,7 +266,7 @@ def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
         (
             '"llama": ["exact", ',
             '"llama": ["upstream error", ',
-            "is recorded as upstream error, and is exact (twin)",
+            "is recorded as upstream error, and is exact",
         ),
     ):
         assert old in true
@@ -286,7 +281,7 @@ def test_a_sample_finds_a_falsified_record(offline, recorded, capsys):
 
 def test_samples_differ_and_can_be_drawn_again(recorded):
     """Each release has its share; absent cells are not drawn; what is not recorded is an error."""
-    found = [cell(f"t{n}", mode, proof="twin") for n in range(50) for mode in MODES]
+    found = [cell(f"t{n}", mode) for n in range(50) for mode in MODES]
     places = [Environment(MATRIX, release) for release in (OLD, NEW)]
     for release in (OLD, NEW):
         tables.record(release, result_of(release, *found, cell("none", "eager", "absent")))

@@ -13,13 +13,11 @@ def write_table():
 
 def test_a_result_has_a_line_per_type_and_reasons_once(recorded):
     refusals = [cell(name, "sdpa", "refused", reason="for a reason") for name in ("gpt2", "bert")]
-    left = cell("gpt2", "eager", proof="audit", padded="stock reads padding", worst=3e-6)
+    left = cell("gpt2", "eager", padded="stock reads padding", worst=3e-6)
     result = result_of(NEW, left, *refusals, cell("bert", "eager", "absent", reason="not declared"))
     (number_of_refusal,) = {n for n, said in result["reasons"].items() if said == "for a reason"}
     assert result["cells"]["causal-lm"]["bert"] == ["-", f"refused {number_of_refusal}"]
     assert tables.counts(result) == {"exact": 1, "refused": 2, "absent": 1}
-    assert result["proven"] == {"audit": 1}
-    assert result["usual"] == "audit"
     assert result["code"] == ["now"]
     assert result["worst error"] == 3e-6
     tables.record(NEW, result)
@@ -47,23 +45,15 @@ def test_some_cells_are_merged(recorded):
     assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
 
 
-def test_merged_cells_keep_their_proofs_and_the_code_of_both(recorded):
-    """What is usual may change with what is merged; every cell says what it said before."""
-    first = [cell(name, "eager", proof="recorded") for name in ("bert", "llama")]
-    tables.record(
-        NEW,
-        tables.compact(
-            NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"
-        ),
-    )
-    more = [cell(name, "sdpa", proof="twin") for name in ("bert", "llama", "t5")]
+def test_merged_cells_keep_what_is_left_out_and_the_code_of_both(recorded):
+    first = [cell("llama", "eager"), cell("t5", "eager", labels="no")]
+    tables.record(NEW, tables.compact(NEW, ABOUT, first, "one"))
+    more = [cell(name, "sdpa") for name in ("llama", "t5")]
     found = tables.merged(NEW, tables.compact(NEW, ABOUT, more, "two"))
-    assert (found["usual"], found["code"]) == ("twin", ["one", "two"])
-    assert found["proven"] == {"recorded": 2, "twin": 3, "audit": 1}
-    said = {(c["type"], c["mode"]): (c["proof"], c.get("labels")) for c in tables.cells_of(found)}
-    assert said["llama", "eager"] == ("recorded", None)
-    assert said["t5", "eager"] == ("audit", "no")
-    assert said["t5", "sdpa"] == ("twin", None)
+    assert found["code"] == ["one", "two"]
+    said = {(c["type"], c["mode"]): c.get("labels") for c in tables.cells_of(found)}
+    assert [name for name, labels in said.items() if labels] == [("t5", "eager")]
+    assert said["t5", "eager"] == "no"
 
 
 def test_what_is_wrong_is_named():
@@ -80,9 +70,7 @@ def test_what_is_wrong_is_named():
 def test_markdown():
     text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
     assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
-    assert (
-        "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
-    )
+    assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 0 | 0 | 0 |  |" in text
     refused = {"5.0.0": tables.compact(NEW, {"refused": "too old"}, [], "now")}
     assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
