@@ -11,7 +11,7 @@ refuses, or that stock cannot run, is no alarm. Several processes (DDP, FSDP2, Z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,9 +59,10 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 """What users do to a model before they enable it; `autocast` is around its calls, in bfloat16."""
 
 
-def checked(task: str, model_type: str, dtype: str = "float32", setting: str = "plain") -> Verdict:
-    """Return what checks of one type have found: ALARM where one took a call for a leak; numbers of
-    calls and checks, and the largest error."""
+def checked(name: str, dtype: str = "float32", setting: str = "plain") -> Verdict:
+    """Return what checks of a task and type have found: ALARM where one took a call for a leak;
+    numbers of calls and checks, and the largest error."""
+    task, model_type = name.split()
     found: Verdict = {"status": "no calls", "calls": 0, "checks": 0, "worst": 0.0}
     for implementation in ("eager", "sdpa"):
         try:
@@ -119,17 +120,11 @@ def _calls(model: Any, lengths: tuple[int, ...], seed: int) -> list[dict[str, An
     return [case.given(case.call(FORMS[name])) for name in (*rows, *padded)]
 
 
-def _measured(names: list[str], asked: Any) -> Iterator[tuple[str, Verdict]]:
-    for name in names:
-        task, model_type = name.split()
-        yield name, checked(task, model_type, asked.dtype, asked.setting)
-
-
 STUDY = Study(
     "alarms",
     str(__doc__),
     lambda: [f"{task} {name}" for task in TASKS for name in tiny.types_for(task)],
-    _measured,
+    lambda names, asked: ((name, checked(name, asked.dtype, asked.setting)) for name in names),
     options={
         "dtype": {"default": "float32", "choices": ("float32", "bfloat16", "float16")},
         "setting": {"default": "plain", "choices": SETTINGS},

@@ -4,7 +4,6 @@ records are written."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import platform
@@ -15,10 +14,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from compat.matrix import COMPAT, ROOT
-
-_MEASURING = ("cells.py", "outcome.py", "exactness.py", "standins.py", "old_releases.py")
 
 
 @contextlib.contextmanager
@@ -48,17 +43,6 @@ def packages(*names: str) -> dict[str, str]:
 
     found = {name: version(name) for name in ("torch", "transformers", *names)}
     return {"autopack": autopack.__version__, "python": platform.python_version(), **found}
-
-
-def code_digest(*more: Path) -> str:
-    """A name for what a measurement depends on: autopack's code and records, the code of compat
-    which measures, and `more` files."""
-    package = ROOT / "autopack"
-    found = (sorted(package.rglob(kind)) for kind in ("*.py", "*.json"))
-    digest = hashlib.sha256()
-    for path in (*(p for each in found for p in each), *(COMPAT / n for n in _MEASURING), *more):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def write_json(path: Path, data: Any, depth: int | None = None) -> None:

@@ -24,6 +24,7 @@ import autopack
 from autopack import registry, tiny
 from autopack.tiny.images import needs_images
 from compat import matrix, study
+from compat.images import cast, with_images
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.outcome import outcome
 from compat.standins import (
@@ -34,7 +35,6 @@ from compat.standins import (
 )
 from compat.study import Study
 from compat.tables import markdown_table
-from compat.with_images import cast, with_images
 from compat.with_sounds import ABOUT_SOUNDS, with_sounds
 
 Cells = dict[str, dict[str, dict[str, Any]]]
@@ -219,22 +219,14 @@ def rows_of(results: Cells) -> list[list[str]]:
     """The rows of a table, header first."""
     rows = [["model type", *BACKENDS, "path, or reason of refusal"]]
     return rows + [
-        [name, *(_cell(cells[b]) for b in BACKENDS), _path(name, cells)]
+        [name, *(_cell(cells[b]) for b in BACKENDS), _path(cells)]
         for name, cells in results.items()
     ]
 
 
-def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
-    if any(cell["status"] == "exact" for cell in cells.values()):
-        path = next((cell["path"] for cell in cells.values() if "path" in cell), None)
-        if path is not None:
-            return path
-        config = next(cell["config"] for cell in cells.values() if "config" in cell)
-        family = next((f for f in registry.families() if config in f.model_types), None)
-        return (
-            family.how if family is not None else "structure: attention site, document by document"
-        )
-    return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
+def _path(cells: dict[str, dict[str, Any]]) -> str:
+    name = "path" if has(cells, "exact") else "reason"
+    return next((cell[name] for cell in cells.values() if name in cell), "")
 
 
 _ABOUT_IMAGES = (
@@ -262,8 +254,8 @@ def _markdown(results: Cells, task: str) -> str:
         "deviation of the logits, over all call modes of the auditor in train and eval; gradients "
         "agree within 1e-3 and losses within 1e-3 relative. `-`: the model's class declares no "
         "support of that implementation. `flex` and `flash` ran on CPU stand-ins of the kernels' "
-        "signatures. Models were enabled with `verify=False`: this is the record that the plain "
-        "`enable(model)` goes by; what that says is in [releases](releases), of every release.",
+        "signatures. Models were enabled with `verify=False`, so that rows say what packing gives; "
+        "what the plain `enable(model)` says is in [releases](releases), of every release.",
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
         *(

@@ -1,5 +1,5 @@
 """Documents with images: a packed call against its documents alone, and what one document's images
-do to the others."""
+do to the others; of a type, for the tables of `compat.exactness`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack import tiny
+from autopack import registry, tiny
 from autopack.auditing import compare as audit
 from autopack.auditing.asking import expected_losses
 from autopack.auditing.running import gradients_of, trained, weighted_sum
@@ -23,6 +23,7 @@ from autopack.tiny.images import IMAGE
 from autopack.tiny.images import as_videos as as_videos
 from autopack.tiny.media_rows import SEEN, Document, form_of
 from autopack.tiny.media_rows import alone as alone
+from compat.standins import set_implementation
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has
 # none.
@@ -60,11 +61,7 @@ def rows_of(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> dict
             seen = (
                 arguments[name].reshape(len(found), -1, *arguments[name].shape[2:]).transpose(1, 2)
             )
-            ends = [sum(counts[: row + 1]) for row in range(len(found))]
-            parts = [
-                seen[row, end - count : end]
-                for row, (end, count) in enumerate(zip(ends, counts, strict=True))
-            ]
+            parts = [own.split(counts)[row] for row, own in enumerate(seen)]
             arguments[name] = _by_row(parts).transpose(1, 2)
     return arguments
 
@@ -265,3 +262,45 @@ def gradient_error(model: PreTrainedModel, stock: PreTrainedModel, found: list[D
         for each, parts in ((model, mine), (stock, theirs))
     )
     return audit.gradient_error(got, wanted)
+
+
+def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
+    """What `compat.exactness` records of documents with images, where tiny inputs can be made;
+    otherwise that they are refused."""
+    if not takes_media(model):
+        return {
+            "images": "none",
+            "images reason": f"{type(model).__name__} is a model of text alone",
+        }
+    if "image" not in registry.media_of(model.config.model_type):
+        found = refusal(model)
+        return {
+            "images": "refused" if found else "LEAK",
+            "images reason": found,
+            "images worst": "no error",
+        }
+    assert form_of(model), f"{model.config.model_type} is said to be covered with images"
+    stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
+    cast(stock, dtype)
+    set_implementation(stock, model.config._attn_implementation)
+    try:
+        errors = compare(model, stock)
+        if "video" in registry.media_of(model.config.model_type):
+            of_videos = compare(model, stock, videos=True)
+            errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
+    except Exception as error:
+        return failed("images", stock, documents(stock), error)
+    return judged("images", errors, dtype)
+
+
+def cast(model: Any, dtype: torch.dtype) -> None:
+    """Give everything in a model one precision: some parameters are made in float32 whatever dtype
+    is asked for."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        # `Module.to` would drop the imaginary part (rotations of Llama 4's vision tower)
+        if tensor.is_complex():
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)

@@ -2,7 +2,7 @@
 ask.
 
 `compat.cells` asks it of the plain `enable(model)`, as users call it; `compat.exactness` with
-`verify=False`, since what they record is what the default goes by.
+`verify=False`, so that its rows say what packing gives.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ came out.
     python -m compat.run --types llama t5 --modes sdpa    some cells, printed only; with --record also merged
     python -m compat.run --sample 60                  some recorded cells anew: whether they are as they were recorded
 
-A run of whole releases that is stopped goes on with those that this code has not measured. The exit
-status is 1 where a cell leaks or crashes or a scenario fails. Results go to
-compat/results/releases, a file for each release."""
+The exit status is 1 where a cell leaks or crashes or a scenario fails. Results go to
+compat/results/releases, a file for each release, as soon as that has been measured."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ if not __package__:
 from tqdm import tqdm
 
 from compat import sample, scenarios, study, tables, torches
-from compat.common import code_digest
 from compat.environments import Environment, check_interpreter
 from compat.matrix import CompatError, Matrix, Selection, load_matrix
 from compat.tables import Result, bad, merged, record
@@ -40,14 +38,8 @@ def check(matrix: Matrix) -> int:
     exit status."""
     wrong, missing = tables.stale(matrix)
     wrong += torches.STUDY.stale()
-    code = [code_digest()]
-    results = tables.load_results(matrix)
-    older = [name for name, result in results.items() if result.get("code", code) != code]
     for problem in wrong:
         say(problem)
-    if older:
-        said = "Measured with other code than this"
-        say(f"{said} ({len(older)}; `--sample` finds what differs): {', '.join(older)}")
     if missing:
         say(f"Not recorded yet ({len(missing)} of {len(matrix.releases)}): {', '.join(missing)}")
     advice = "Run `python -m compat.run` and commit compat/results."
@@ -107,11 +99,8 @@ def run(matrix: Matrix, asked: argparse.Namespace) -> int:
         return check_sample(environments, asked)
     results: dict[str, Result] = {each.name: {} for each in environments}
     for each in environments if not asked.scenarios else ():
-        result = tables.load(each.release) if whole else {}
-        known = result.get("code") == [code_digest()]
-        result = result if known else measure_all(each, chosen, asked.jobs, asked.limit)
-        results[each.name] = result
-        if records and not known:
+        result = results[each.name] = measure_all(each, chosen, asked.jobs, asked.limit)
+        if records:
             record(each.release, result if whole else merged(each.release, result))
     if asked.scenarios or asked.ci or whole:
         deep = matrix.deep[:1] if asked.ci else matrix.deep
@@ -153,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        say("stopped; the same command goes on with the release where this one was")
+        say("stopped; what was measured whole is recorded, and `--only` measures the rest")
         # Threads wait for workers, which end when their input does.
         os._exit(130)
 

@@ -36,7 +36,7 @@ def draw(environments: Sequence[Environment], number: int, seed: str) -> Drawn:
     drawn = []
     for place, environment in enumerate(environments):
         result = load(environment.release)
-        if "code" not in result:
+        if "cells" not in result:
             raise CompatError(
                 f"transformers {environment.name} has no record of cells by the default call; "
                 f"`python -m compat.run --only {environment.name}` makes it"

@@ -1,8 +1,6 @@
 """The seams: named functions of autopack, how each is broken, and the tests that have to notice.
 
-`seams.toml` has them; those whose break is no constant have it here, by their names.
-`results/mutants_to_seams.tsv` says which seam stands for which of the breaks of source text that
-0.2 was tried with."""
+`seams.toml` has them; those whose break is no constant have it here, by their names."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def path_of(release: Release) -> Path:
     return matrix.RESULTS / "releases" / f"{release.transformers}.json"
 
 
-def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Cell], code: str) -> Result:
-    """What is recorded of cells that the `code` of that digest has measured.
+def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Cell]) -> Result:
+    """What is recorded of cells that were measured.
 
     Of a release that autopack refuses, or that crashes, it is the reason, beside the packages.
     """
@@ -47,10 +47,10 @@ def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Cell], c
     }
     wrong = {name: about[name] for name in ("refused", "crash") if name in about}
     result = {"transformers": release.transformers, "with": packages, **wrong}
-    return {**result, **_compacted(cells, [code])} if "types" in about else result
+    return {**result, **_compacted(cells)} if "types" in about else result
 
 
-def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -> Result:
+def _compacted(cells: Iterable[Cell], worst: float = 0.0) -> Result:
     """A line per model type with a word per mode; reasons once, under the numbers that words
     name."""
     cells = sorted(cells, key=lambda cell: (cell["task"], cell["type"]))
@@ -61,7 +61,6 @@ def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -
         words = tasks.setdefault(cell["task"], {}).setdefault(cell["type"], [""] * len(modes))
         words[modes.index(cell["mode"])] = word_of(cell, reasons)
     return {
-        "code": list(code),
         "worst error": max([worst, *(cell["worst"] for cell in cells if "worst" in cell)]),
         "modes": modes,
         "cells": tasks,
@@ -138,9 +137,8 @@ def merged(release: Release, result: Result) -> Result:
         for each in (earlier, result)
         for cell in cells_of(each)
     }
-    code = dict.fromkeys([*earlier["code"], *result["code"]])
     worst = max(earlier["worst error"], result["worst error"])
-    return {**earlier, **result, **_compacted(cells.values(), list(code), worst)}
+    return {**earlier, **result, **_compacted(cells.values(), worst)}
 
 
 def record(release: Release, result: Result) -> None:

@@ -18,16 +18,7 @@ from compat import matrix, study, workers
 from compat.environments import TorchEnvironment
 from compat.matrix import CompatError, Line, Selection, load_matrix
 from compat.study import Cells, Study
-from compat.tables import (
-    COLUMNS,
-    LEFT_OUT,
-    Result,
-    bad,
-    counts,
-    grouped,
-    markdown_table,
-    of_all,
-)
+from compat.tables import COLUMNS, LEFT_OUT, Result, bad, counts, grouped, markdown_table, of_all
 
 
 def measure(line: Line, limit: float) -> Result:

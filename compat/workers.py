@@ -7,7 +7,6 @@ import json
 import select
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,7 +16,6 @@ from typing import Any
 from tqdm import tqdm
 
 from compat.cells import STATUSES
-from compat.common import code_digest
 from compat.environments import Environment, TorchEnvironment
 from compat.matrix import ROOT, CompatError, Selection
 from compat.tables import BAD, Result, compact, counts
@@ -45,12 +43,10 @@ class Worker:
 
     def __init__(self, environ: dict[str, str], log: Path, command: Sequence[str]) -> None:
         self._log = log.open("a", encoding="utf-8")
-        # What processes keep for later ones must not answer for a measurement.
-        self._cache = tempfile.TemporaryDirectory(prefix="autopack-compat-")
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**environ, "XDG_CACHE_HOME": self._cache.name},
+            env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -89,7 +85,6 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._log.close()
-        self._cache.cleanup()
 
 
 def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator[dict[str, Any]]:
@@ -173,7 +168,7 @@ def measure_all(environment: Place, chosen: Selection, jobs: int, limit: float) 
 
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(part, [units[start::jobs] for start in range(jobs)]))
-    result = compact(environment.release, about, cells, code_digest())
+    result = compact(environment.release, about, cells)
     found = counts(result)
     said = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
     say(f"{environment.name}: {said or about.get('refused') or about.get('crash')}")

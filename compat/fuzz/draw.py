@@ -145,9 +145,7 @@ def _about(model_type: str, task: str) -> _About:
     found = [
         v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())
     ]
-    declared = {name.removesuffix("_attention") for name in supported_implementations(model)} | {
-        "eager"
-    }
+    declared = {name.removesuffix("_attention") for name in supported_implementations(model)}
     backends = {name: [name] for name in BACKENDS if name in declared}
     for name in {"eager", "sdpa"} & declared:
         possible = choose.candidates(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,8 @@ call has them by."""
 
 def labels_of(labels: Labels, picks: list[int]) -> Labels:
     """The labels of the documents of a call."""
-    alone, counts = (
-        [labels.alone[number] for number in picks],
-        [labels.counts[number] for number in picks],
-    )
-    return Labels(alone, counts, labels.per_token, labels.ignore_first, labels.shifts)
+    alone = [labels.alone[number] for number in picks]
+    return replace(labels, alone=alone, counts=[labels.counts[number] for number in picks])
 
 
 def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Input]:
@@ -92,10 +90,8 @@ def collated(
     model: Any, pool: Case, arranged: Arranged, labels: Labels | None
 ) -> tuple[dict[str, Any], Input]:
     """The same, labels included, by autopack's collator: one row of all documents."""
-    chosen_options = {COLLATOR[key] for key in arranged.collator}
-    options: dict[str, Any] = {
-        "declare": ("attention_mask", *sorted(chosen_options - {COLLATOR["multiple"]}))
-    }
+    declared = [COLLATOR[key] for key in arranged.collator if key != "multiple"]
+    options: dict[str, Any] = {"declare": ("attention_mask", *declared)}
     if "multiple" in arranged.collator:
         options["pad_to_multiple_of"] = COLLATOR["multiple"]
     if labels is None:
@@ -134,7 +130,7 @@ def ignoring(labels: Labels, seed: int) -> Labels:
         dropped = torch.rand(each[name].shape, generator=generator) < 0.35
         alone.append({name: each[name].masked_fill(dropped, IGNORED_LABEL)})
     counts = [int((each[name][:, int(labels.shifts) :] != IGNORED_LABEL).sum()) for each in alone]
-    return Labels(alone, counts, labels.per_token, labels.ignore_first, labels.shifts)
+    return replace(labels, alone=alone, counts=counts)
 
 
 def by_place(model: Any, arguments: dict[str, Any], count: int) -> tuple[list[Any], dict[str, Any]]:

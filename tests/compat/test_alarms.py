@@ -8,15 +8,11 @@ from compat import alarms
 
 
 @pytest.mark.parametrize(
-    ("task", "model_type", "setting"),
-    [
-        ("causal-lm", "llama", "plain"),
-        ("seq2seq", "t5", "plain"),
-        ("causal-lm", "llama", "reentrant"),
-    ],
+    ("name", "setting"),
+    [("causal-lm llama", "plain"), ("seq2seq t5", "plain"), ("causal-lm llama", "reentrant")],
 )
-def test_exact_types_have_none(task, model_type, setting):
-    found = alarms.checked(task, model_type, "float32", setting)
+def test_exact_types_have_none(name, setting):
+    found = alarms.checked(name, "float32", setting)
     assert found["status"] == "exact"
     assert 0 < found["checks"] <= found["calls"]
     assert found["worst"] < 1e-4
@@ -29,6 +25,6 @@ def test_a_false_one_is_counted(monkeypatch):
         influence, "how_far", lambda name, one, two: how_far(name, one, two + torch.ones_like(two))
     )
     monkeypatch.setattr(schedule.Runs, "widened", lambda self, worst, *_: worst)
-    found = alarms.checked("causal-lm", "llama")
+    found = alarms.checked("causal-lm llama")
     assert found["status"] == "ALARM"
     assert "LlamaForCausalLM" in found["reason"]

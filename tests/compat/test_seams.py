@@ -1,7 +1,6 @@
 """The seams: each is there, its break is put in place and taken back, and survivors are told."""
 
 import dataclasses
-import functools
 
 import pytest
 
@@ -144,21 +143,6 @@ def test_one_is_caught_one_survives_and_one_fails_by_itself(root):
 def test_the_tests_of_a_seam_notice(seam):
     ((_, found),) = seams.run([seam])
     assert found["status"] == "caught", found["by"]
-
-
-@functools.cache
-def _mapped():
-    table = seams.ROOT / "compat" / "results" / "mutants_to_seams.tsv"
-    return [line.split("\t") for line in table.read_text().splitlines()[1:]]
-
-
-def test_the_breaks_of_0_2_have_a_seam_or_a_reason():
-    names = {seam.name for seam in SEAMS}
-    assert [
-        line
-        for line in _mapped()
-        if line[1] not in names and not line[1].startswith(("gone: ", "none: "))
-    ] == []
 
 
 def test_the_command(capsys):

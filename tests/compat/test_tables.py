@@ -18,7 +18,6 @@ def test_a_result_has_a_line_per_type_and_reasons_once(recorded):
     (number_of_refusal,) = {n for n, said in result["reasons"].items() if said == "for a reason"}
     assert result["cells"]["causal-lm"]["bert"] == ["-", f"refused {number_of_refusal}"]
     assert tables.counts(result) == {"exact": 1, "refused": 2, "absent": 1}
-    assert result["code"] == ["now"]
     assert result["worst error"] == 3e-6
     tables.record(NEW, result)
     text = tables.path_of(NEW).read_text()
@@ -33,7 +32,6 @@ def test_some_cells_are_merged(recorded):
     tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
     found = tables.merged(NEW, result_of(NEW, cell("gpt2", "eager")))
     assert found["cells"]["causal-lm"] == {"gpt2": ["exact"], "llama": ["exact"]}
-    assert found["code"] == ["now"]
     assert found["reasons"] == {}
     found = tables.merged(NEW, result_of(NEW, cell("llama", "sdpa", "refused", reason="why")))
     assert [words[0] for words in found["cells"]["causal-lm"].values()][1] == "exact"
@@ -45,12 +43,11 @@ def test_some_cells_are_merged(recorded):
     assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
 
 
-def test_merged_cells_keep_what_is_left_out_and_the_code_of_both(recorded):
+def test_merged_cells_keep_what_is_left_out(recorded):
     first = [cell("llama", "eager"), cell("t5", "eager", labels="no")]
-    tables.record(NEW, tables.compact(NEW, ABOUT, first, "one"))
+    tables.record(NEW, tables.compact(NEW, ABOUT, first))
     more = [cell(name, "sdpa") for name in ("llama", "t5")]
-    found = tables.merged(NEW, tables.compact(NEW, ABOUT, more, "two"))
-    assert found["code"] == ["one", "two"]
+    found = tables.merged(NEW, tables.compact(NEW, ABOUT, more))
     said = {(c["type"], c["mode"]): c.get("labels") for c in tables.cells_of(found)}
     assert [name for name, labels in said.items() if labels] == [("t5", "eager")]
     assert said["t5", "eager"] == "no"
@@ -71,7 +68,7 @@ def test_markdown():
     text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
     assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
     assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 0 | 0 | 0 |  |" in text
-    refused = {"5.0.0": tables.compact(NEW, {"refused": "too old"}, [], "now")}
+    refused = {"5.0.0": tables.compact(NEW, {"refused": "too old"}, [])}
     assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
 

@@ -15,8 +15,7 @@ from autopack import tiny
 from autopack.tiny import media_rows, sounds
 from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from compat.images import alone, packed
-from compat.with_images import cast
+from compat.images import alone, cast, packed
 from compat.with_sounds import documents, overrides
 from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import agrees, padded, serves, unpadded_as_stock, worst

@@ -35,4 +35,4 @@ def result_of(release, *cells):
         cell("llama", "eager", worst=1e-6),
         cell("llama", "sdpa"),
     )
-    return tables.compact(release, packages, found, "now")
+    return tables.compact(release, packages, found)
