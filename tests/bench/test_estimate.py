@@ -66,6 +66,16 @@ def test_grouping_by_length_is_that_of_transformers():
     assert found.padded[1].tokens == pytest.approx(theirs, rel=0.02)
 
 
+def test_rows_of_groups_count_what_their_documents_begin_with_once():
+    prompt = list(range(10, 40))
+    data = [{"input_ids": [*prompt, *[number] * 5]} for number in range(50, 56)]
+    found = autopack.estimate(data, 64, groups=True)
+    apart, together = found["best_fit"], found["best_fit, groups"]
+    assert (apart.rows, apart.tokens) == (6, 6 * 35)
+    assert (together.rows, together.tokens) == (1, 30 + 6 * 5)
+    assert "what documents of one group begin with is computed once" in str(found)
+
+
 @pytest.mark.parametrize(
     ("overflow", "kept", "said"),
     [
