@@ -77,8 +77,8 @@ class Race:
             ]
             wanted = wanted or leaves
             errors = [
-                float((one - other).norm() / other.norm()) / (10 if is_gradient else 1)
-                for is_gradient, of, others in zip((False, True), leaves, wanted, strict=True)
+                float((one - other).norm() / other.norm()) / allowed
+                for allowed, of, others in zip((1, 10), leaves, wanted, strict=True)
                 for one, other in zip(of, others, strict=True)
                 if other.any() or one.any()
             ]
@@ -148,12 +148,10 @@ def describe(races: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         for arm, times in found["seconds"].items():
             clock = "".join(f"{times[key]:>10.4f}" for key in ("median", "min", "cpu median"))
             ratio, goal, apart = (found[key].get(arm) for key in ("faster", "goals", "apart"))
-            spread = (
-                ""
-                if ratio is None
-                else f"{ratio['median']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
-            )
-            sums = "" if ratio is None else f"{ratio['of sums']:.3f}"
+            spread = sums = ""
+            if ratio is not None:
+                spread = f"{ratio['median']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
+                sums = f"{ratio['of sums']:.3f}"
             far = "" if apart is None else f"{apart:.0e}"
             line = f"  {arm:<16}{clock}{spread:>28}{sums:>9}{far:>9}{mebibytes(found['peak bytes'].get(arm)):>10}"
             if goal is not None:

@@ -3,6 +3,7 @@ written of them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -16,7 +17,6 @@ from benchmarks.gpu import report
 from benchmarks.gpu.job import FAILED, LEFT_OUT, NO_TIME, OK, Job, Part, carry_out
 from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
-from compat.common import code_digest
 
 GRACE = 45
 """Seconds after its time in which a part may still end by itself: it looks at the clock between
@@ -44,10 +44,7 @@ class Run:
         self.out.mkdir(parents=True, exist_ok=True)
         self.result: dict[str, Any] = {
             "benchmark": "gpu",
-            "origin": {
-                **interleave.origin(),
-                "code": code_digest(*sorted((ROOT / "benchmarks").rglob("*.py"))),
-            },
+            "origin": interleave.origin() | {"code": _digest()},
             "settings": {
                 "device": self.machine.device,
                 "small": self.small,
@@ -95,12 +92,8 @@ class Run:
                 continue
             seconds = min(60 * self.minutes * part.share, self.left())
             if seconds <= 0:
-                outcome: dict[str, Any] = {
-                    "status": LEFT_OUT,
-                    "reason": NO_TIME,
-                    "problems": [],
-                    "result": {},
-                }
+                left_out = {"status": LEFT_OUT, "reason": NO_TIME}
+                outcome: dict[str, Any] = {**left_out, "problems": [], "result": {}}
             else:
                 print(f"{part.name} (up to {seconds:.0f} s) ...", flush=True)
                 outcome = self._one(part, seconds)
@@ -123,27 +116,18 @@ class Run:
     def _in_process(self, part: Part, seconds: float, path: Path) -> dict[str, Any]:
         """Run a part in a process of its own: what it breaks of the device, and its memory, go with
         that process."""
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.gpu",
-            "--device",
-            self.machine.device,
-            "--part",
-            part.name,
-        ]
-        command += ["--seconds", str(seconds), "--seed", str(self.seed), "--outcome", str(path)]
+        device = self.machine.device
+        words = f"-m benchmarks.gpu --device {device} --seconds {seconds} --seed {self.seed}"
+        command = [sys.executable, *words.split(), "--part", part.name, "--outcome", str(path)]
         command += ["--small"] if self.small else []
         limit = min(seconds + GRACE, max(self.left(), 0) + LAST / 2)
         status, lines = run_bounded(command, limit)
         found = json.loads(path.read_text()) if path.exists() else None
         if status == 0 and found is not None:
             return found
-        ended = (
-            f"its process ended with status {status}"
-            if status is not None
-            else f"stopped after {limit:.0f} s"
-        )
+        ended = f"its process ended with status {status}"
+        if status is None:
+            ended = f"stopped after {limit:.0f} s"
         told = {"type": "ended", "message": ended, "output": lines[-25:]}
         return {"problems": [], "result": {}, **(found or {}), "status": FAILED, "error": told}
 
@@ -160,9 +144,16 @@ class Run:
         interleave.put(self.out / "gpu.txt", report.table(self.result) + "\n")
 
 
+def _digest() -> str:
+    """A name for the code that is measured, and that which measures."""
+    places = (ROOT / name for name in ("autopack", "benchmarks"))
+    texts = sorted(path.read_bytes() for place in places for path in place.rglob("*.py"))
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
 def _identity(result: dict[str, Any]) -> list[Any]:
     """What two runs have to share for the one to go on with the other: all but time, and how long
     it may take."""
     settings = {name: value for name, value in result["settings"].items() if name != "minutes"}
-    names = ("code", "device", "python", "torch", "transformers")
-    return [settings, *(result["origin"].get(name) for name in names)]
+    names = "code device python torch transformers".split()
+    return [settings, *map(result["origin"].get, names)]

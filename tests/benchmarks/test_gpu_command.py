@@ -121,7 +121,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
         again = Run(Machine("cpu"), tmp_path, 1, **{"small": True, **changed})
         assert not again.kept
         assert "written anew" in capsys.readouterr().out
-    monkeypatch.setattr(run_module, "code_digest", lambda *more: "another")
+    monkeypatch.setattr(run_module, "_digest", lambda: "another")
     assert not Run(Machine("cpu"), tmp_path, 1, small=True).kept
 
 
