@@ -116,10 +116,11 @@ class Run:
     def _in_process(self, part: Part, seconds: float, path: Path) -> dict[str, Any]:
         """Run a part in a process of its own: what it breaks of the device, and its memory, go with
         that process."""
-        device = self.machine.device
-        words = f"-m benchmarks.gpu --device {device} --seconds {seconds} --seed {self.seed}"
+        words = (
+            f"-m benchmarks.gpu --device {self.machine.device} --seconds {seconds} "
+            f"--seed {self.seed} {'--small' if self.small else ''}"
+        )
         command = [sys.executable, *words.split(), "--part", part.name, "--outcome", str(path)]
-        command += ["--small"] if self.small else []
         limit = min(seconds + GRACE, max(self.left(), 0) + LAST / 2)
         status, lines = run_bounded(command, limit)
         found = json.loads(path.read_text()) if path.exists() else None
