@@ -316,7 +316,7 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
     own = call.mask
     if (
         not isinstance(own, DocumentMask)
-        or not releases.is_own(call.original)
+        or not releases.is_of_transformers(call.original)
         or own.for_last(1, 2) is None
     ):
         return None

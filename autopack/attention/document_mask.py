@@ -151,7 +151,7 @@ class DocumentMask:
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """Return a mask function that gives packed rows a `DocumentMask`, and calls `original` else."""
 
-    if releases.is_own(original):
+    if releases.is_of_transformers(original):
         site.check_takes(original, masks.READ)
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:

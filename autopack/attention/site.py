@@ -31,7 +31,7 @@ documents."""
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """Return a function that serves packed forwards, else calls `original`; raise `SiteDrift`."""
-    if releases.is_own(original):  # somebody else's may name its arguments as it likes
+    if releases.is_of_transformers(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager
     # attention.

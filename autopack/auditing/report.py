@@ -178,8 +178,11 @@ class LeakReport(Report):
 
     @property
     def worst(self) -> float:
-        """Largest forward error of packed modes, else of all; infinite if one raised."""
-        return max(result.worst for result in self._of_kind("packed") or self.results)
+        """Largest forward error of packed modes, else of all; infinite if one raised, NaN if none.
+
+        A report on a trainer has none.
+        """
+        return max((r.worst for r in self._of_kind("packed") or self.results), default=math.nan)
 
     @property
     def worst_gradient(self) -> float:

@@ -34,7 +34,7 @@ def is_flash(implementation: str | None) -> bool:
     )
 
 
-def is_own(function: Any) -> bool:
+def is_of_transformers(function: Any) -> bool:
     """Return True if a function's Python module is one of transformers."""
     return str(getattr(function, "__module__", "")).startswith("transformers.")
 

@@ -103,8 +103,7 @@ def _made(
     collector runs.
     """
     if isinstance(each[0], tuple | list):
-        own = zip(*each, strict=True)
-        return type(each[0])(_made(make, key, values, results) for values in own)
+        return type(each[0])(_made(make, key, own, results) for own in zip(*each, strict=True))
     known = tuple(map(id, each))
     if known not in results:
         results[known] = make(key, each)

@@ -2,6 +2,7 @@
 changes nothing."""
 
 import copy
+import math
 import random
 import tempfile
 
@@ -192,6 +193,7 @@ def test_what_cannot_be_measured_is_not_exact():
     unmeasured = [row.part for row in report.rows if row.wrong is None]
     assert unmeasured == ["documents", "labels", "after resuming", "of a step"]
     assert not report.exact
+    assert math.isnan(report.worst)
     assert "RuntimeError: no batch today" in str(report)
 
 
