@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +22,6 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope, running_scope
 
 
-@dataclass(eq=False)
 class DocumentMask:
     """Description of an attention mask that the attention site gets in place of a tensor.
 
@@ -32,23 +30,28 @@ class DocumentMask:
     the document has alone. `pattern` is its rule in numbers, or None if it is not a usual one.
     """
 
-    layout: PackedLayout
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    pattern: masks.Pattern | None
-
-    def __post_init__(self) -> None:
-        self.rule: Callable[..., Any] = self.arguments["mask_function"]
+    # No dataclass: FSDP2 makes new ones of those, with cast tensors, on their way to a layer.
+    def __init__(
+        self,
+        layout: PackedLayout,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        pattern: masks.Pattern | None,
+    ):
+        self.layout, self.function = layout, function
+        self.arguments, self.pattern = arguments, pattern
+        self.rule: Callable[..., Any] = arguments["mask_function"]
         """Index-based rule (batch, head, query, key) -> visible, as the model's code composed
         it."""
-        self.absolute = self.pattern is None and any(
-            tensor.dim() >= 2 and tensor.shape[-1] >= self.layout.shape[1]
+        self.absolute = pattern is None and any(
+            tensor.dim() >= 2 and tensor.shape[-1] >= layout.shape[1]
             for tensor in masks.captured_tensors(self.rule)
         )
         """True if the rule reads per-token tensors, so that it must be asked with columns of the
         row."""
-        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
-        self._no_skips = dict.fromkeys(skips, False)
+        self._no_skips = dict.fromkeys(
+            {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys(), False
+        )
         self._made: dict[Any, Any] = {}  # masks by the length of a document, and answers
 
     def for_document(self, row: int, first: int, end: int) -> Any:
@@ -74,7 +77,7 @@ class DocumentMask:
         """
         if (length, skips) not in self._made:
             others = {} if skips else self._no_skips
-            self._made[length, skips] = self.function(**{**self._arguments_alone(length), **others})
+            self._made[length, skips] = self.function(**self._arguments_alone(length) | others)
         return self._made[length, skips]
 
     def for_last(self, tokens: int, length: int) -> Tensor | None:

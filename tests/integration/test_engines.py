@@ -18,6 +18,7 @@ pytestmark = [
 SAMPLE = {
     "fsdp2/xlnet": "exact",
     f"fsdp2/{cells.HEAD}": "refused",
+    "fsdp2 bfloat16/llama": "exact",
     "shared rows fsdp2/llama": "exact",
 }
 

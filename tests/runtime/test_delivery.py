@@ -12,6 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
+from torch.distributed.utils import _apply_to_tensors
 from torch.utils.checkpoint import checkpoint
 
 import autopack
@@ -33,7 +34,7 @@ from tests.conftest import (
     weights_like,
 )
 from tests.runtime.test_interrupts import raising
-from tests.support.one_llama import IDS, logits
+from tests.support.one_llama import IDS, is_exact, logits
 from tests.support.refusals import refused
 
 KINDS = {"reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
@@ -264,3 +265,16 @@ def test_no_tensor_of_a_finished_forward_is_kept(model):
 def test_without_autopack_the_gradients_of_packed_rows_are_wrong(stock):
     model = llama().train()
     assert gradient_error(_two_forwards_one_backward(model), _expected(stock)) > LEAK
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_what_layers_are_handed_stays_where_fsdp2_casts_it(implementation):
+    """FSDP2 in mixed precision makes anew each dataclass among the arguments, and its tensors."""
+    model, stock = llama(implementation), llama(implementation)
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(
+            lambda module, *given: _apply_to_tensors(lambda tensor: tensor, given),
+            with_kwargs=True,
+        )
+    with torch.no_grad(), autopack.enable(model):
+        assert is_exact(model, stock)
