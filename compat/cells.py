@@ -107,6 +107,8 @@ def _left_out(proof: Any, report: Any) -> dict[str, str]:
     )
     if proof.why_not_labels is not None or refused is not None:
         found["labels"] = proof.why_not_labels or str(refused)
+    if proof.source == "checks":
+        found["twin"] = "its calls are checked"
     return found
 
 

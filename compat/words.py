@@ -3,6 +3,7 @@
 exact                        every document gets what it gets alone
 exact padded=1a2b            exact, and padded batches are left as they came, for the reason of that number
 exact labels=3c4d            exact, and packed calls with labels are refused
+exact twin=9c0d              exact, and nothing but checks of calls says so: it has no twin (kernels' stand-ins)
 exact rounding=7a8b          exact in float64 or with other weights alone; the auditor has measured that by itself since 0.3
 refused 5e6f                 refused, for the reason of that number
 -                            absent: the release has no such type, or the type no such implementation
@@ -15,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-REMARKS = ("padded", "labels", "rounding")
+REMARKS = "padded labels rounding twin".split()
 """What of an exact cell may be left out, and that it had to be measured in float64, each with a
 reason of its own."""
 ABSENT = "-"

@@ -1,5 +1,4 @@
-"""Cells of the matrix are what the default call of `enable` gives, and say how it was proven and
-what is left out."""
+"""Cells of the matrix are what the default call of `enable` gives, and say what is left out."""
 
 import pytest
 from transformers import LlamaForCausalLM
@@ -39,6 +38,13 @@ class Deaf(LlamaForCausalLM):
         return output
 
 
+class Wanting(LlamaForCausalLM):
+    """Is not made of a configuration alone, so it has no twin."""
+
+    def __init__(self, config, wanted):
+        super().__init__(config)
+
+
 def with_a_hook():
     model = of_class(LlamaForCausalLM)
     model.model.layers[0].register_forward_hook(lambda module, args, output: None)
@@ -67,12 +73,13 @@ def test_the_call_has_no_options(monkeypatch):
         (lambda: of_class(Failing), "upstream error", "reason", "RuntimeError: it never ran"),
         (with_a_hook, "exact", "padded", "sees the padded form"),
         (lambda: of_class(Deaf), "exact", "labels", "no labels were found"),
+        (lambda: Wanting(tiny.config("llama"), 3), "exact", "twin", "its calls are checked"),
     ],
 )
 def test_what_became_of_a_model_and_what_is_left_out(make, status, name, said):
     found = cells.enabled_and_audited(make())
     assert found["status"] == status
-    assert {"padded", "labels", "reason"} & found.keys() == {name} - {None}
+    assert {"padded", "labels", "reason", "twin"} & found.keys() == {name} - {None}
     assert name is None or said in found[name]
 
 
